@@ -1,0 +1,47 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Bounded single-producer single-consumer ring of fixed-size entries.
+ *
+ *      read                     write
+ *        v                        v
+ *   [ . | e | e | e | e | e | e | . | . ]     capacity is a power of two; the two counters
+ *                                             run free and are reduced by a mask
+ *
+ * The producer and the consumer may be different threads; each side has one thread at a time.
+ */
+#ifndef MILLRACE_BASE_RING_H
+#define MILLRACE_BASE_RING_H
+
+#include "base/status.h"
+
+#include <stdatomic.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mr_ring {
+    uint8_t *entries;  /* owns, capacity * stride bytes */
+    uint32_t stride;   /* bytes an entry, a multiple of 8 */
+    uint32_t capacity; /* entries, a power of two */
+    _Alignas(64) atomic_uint written;
+    _Alignas(64) atomic_uint taken;
+} mr_ring;
+
+/* Room for at least `capacity` entries (1..2^20) of `stride` bytes. RESOURCE_EXHAUSTED when memory
+ * is short. */
+MR_MUST_USE mr_status mr_ring_init(mr_ring *ring, uint32_t capacity, uint32_t stride);
+void mr_ring_deinit(mr_ring *ring);
+
+/* Producer: free entries, a lower bound of what the next puts may use. */
+uint32_t mr_ring_space(const mr_ring *ring);
+/* Producer: the next entry to fill, NULL when full; mr_ring_commit makes it visible. */
+void *mr_ring_reserve(mr_ring *ring);
+void mr_ring_commit(mr_ring *ring);
+
+/* Consumer: the `index`-th waiting entry (0 is the oldest), NULL when there are fewer; it stays
+ * valid until it is popped. */
+const void *mr_ring_peek(const mr_ring *ring, uint32_t index);
+void mr_ring_pop(mr_ring *ring, uint32_t count);
+/* Either side: entries waiting. */
+uint32_t mr_ring_count(const mr_ring *ring);
+
+#endif
