@@ -6,8 +6,8 @@
 #include <stdint.h>
 
 #define MR_NS_PER_MS 1000000ull
-#define MR_NS_PER_S 1000000000ull
-#define MR_NEVER UINT64_MAX /* a time that does not come */
+#define MR_NS_PER_S  1000000000ull
+#define MR_NEVER     UINT64_MAX /* a time that does not come */
 
 typedef struct mr_clock {
     uint64_t (*now_ns)(void *ctx); /* monotonic; zero is arbitrary; callable from any thread */

@@ -17,14 +17,16 @@ typedef enum mr_draw_purpose {
 
 void mr_philox4x32(const uint32_t counter[4], const uint32_t key[2], uint32_t out[4]);
 
-/* (bits >> 8 + 1/2) / 2^24: a float in (0, 1), never 0 or 1, exact and so bit-equal everywhere. */
+/* (bits >> 9 + 1/2) / 2^23: a float in (0, 1), never 0 or 1, exact and so bit-equal everywhere.
+ * 23 bits and the half fill a float's 24; with 24 bits the sum would round and could reach 1. */
 static inline float mr_uniform(uint32_t bits)
 {
-    return ((float)(bits >> 8) + 0.5f) * 0x1p-24f;
+    return ((float)(bits >> 9) + 0.5f) * 0x1p-23f;
 }
 
 /* Uniform for vocabulary index `v` of the draw at absolute position `position`, choice `choice`:
- * word v % 4 of Philox(counter = {position, choice, MR_DRAW_TOKEN, v / 4}, key). */
+ * word v % 4 of Philox(counter = {position, choice, MR_DRAW_TOKEN, v / 4}, key), the key's low
+ * 32 bits first. */
 float mr_token_uniform(uint64_t key, uint32_t position, uint32_t choice, uint32_t v);
 
 /* -ln(-ln(u)): standard Gumbel noise of a uniform in (0, 1). */

@@ -22,12 +22,17 @@ typedef struct mr_ring {
     uint8_t *entries;  /* owns, capacity * stride bytes */
     uint32_t stride;   /* bytes an entry, a multiple of 8 */
     uint32_t capacity; /* entries, a power of two */
-    _Alignas(64) atomic_uint written;
-    _Alignas(64) atomic_uint taken;
+    /* Padding keeps the counters on lines of their own; _Alignas would forbid plain malloc for
+     * every struct that holds a ring. */
+    uint8_t pad_header[64];
+    atomic_uint written;
+    uint8_t pad_written[64 - sizeof(atomic_uint)];
+    atomic_uint taken;
+    uint8_t pad_taken[64 - sizeof(atomic_uint)];
 } mr_ring;
 
-/* Room for at least `capacity` entries (1..2^20) of `stride` bytes. RESOURCE_EXHAUSTED when memory
- * is short. */
+/* Room for at least `capacity` entries (1..2^20) of `stride` bytes. INVALID_ARGUMENT outside these
+ * limits, RESOURCE_EXHAUSTED when memory is short. */
 MR_MUST_USE mr_status mr_ring_init(mr_ring *ring, uint32_t capacity, uint32_t stride);
 void mr_ring_deinit(mr_ring *ring);
 

@@ -32,19 +32,19 @@ typedef enum mr_status {
     MR_UNAUTHENTICATED = 16,
 } mr_status;
 
-#define MR_ERROR_FIELD_MAX 64
+#define MR_ERROR_FIELD_MAX   64
 #define MR_ERROR_MESSAGE_MAX 448
 
 typedef struct mr_error {
     mr_status status;
-    uint32_t retry_after_ms;             /* 0: retrying is not known to help */
-    char field[MR_ERROR_FIELD_MAX];      /* path of the offending field, "" if none */
-    char message[MR_ERROR_MESSAGE_MAX];  /* what, where, and the way out; no trailing newline */
+    uint32_t retry_after_ms;            /* 0: retrying is not known to help */
+    char field[MR_ERROR_FIELD_MAX];     /* path of the offending field, "" if none */
+    char message[MR_ERROR_MESSAGE_MAX]; /* what, where, and the way out; no trailing newline */
 } mr_error;
 
 #if defined(__GNUC__)
 #define MR_PRINTF(fmt_index, first_arg) __attribute__((format(printf, fmt_index, first_arg)))
-#define MR_MUST_USE __attribute__((warn_unused_result))
+#define MR_MUST_USE                     __attribute__((warn_unused_result))
 #else
 #define MR_PRINTF(fmt_index, first_arg)
 #define MR_MUST_USE

@@ -9,7 +9,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* True iff all of data is valid. *bad (may be NULL) gets the offset of the first bad byte. */
+/* True iff all of data is valid. *bad (may be NULL) gets the offset at which the first
+ * ill-formed sequence begins, `bytes` when there is none. */
 bool mr_utf8_valid(const void *data, size_t bytes, size_t *bad);
 
 /* Bytes at the end of data that begin a character which more bytes could complete (0..3). */

@@ -1,0 +1,124 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The backend interface: what a device must offer. kernels/cpu and kernels/cuda implement it, and
+ * tests implement it with a script. Everything above calls through these tables only.
+ *
+ *   backend ──upload(plan)──► weights ──compile(plan, weights, options)──► exec
+ *   exec: submit(batch) … wait(output), one step in flight, one thread at a time
+ */
+#ifndef MILLRACE_KERNELS_BACKEND_H
+#define MILLRACE_KERNELS_BACKEND_H
+
+#include "base/status.h"
+#include "kernels/batch.h"
+#include "kernels/dtype.h"
+#include "kernels/plan.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mr_backend mr_backend;
+typedef struct mr_weights mr_weights;
+typedef struct mr_exec mr_exec;
+
+typedef struct mr_backend_info {
+    char name[32];        /* "cpu-avx512vnni", "cpu-reference" */
+    char numerics[64];    /* names everything that changes bits: ISA path, compute mode, revision */
+    uint32_t threads;     /* CPU threads in use; 0 on a device */
+    uint64_t memory_bytes; /* memory it may take */
+    bool asynchronous;    /* submit() returns before the step is done */
+} mr_backend_info;
+
+/* Called now and then during long work: `done` of `total` bytes. Any thread of the backend. */
+typedef void (*mr_progress_fn)(void *ctx, uint64_t done, uint64_t total);
+
+typedef struct mr_exec_options {
+    uint32_t max_tokens;   /* T of a step */
+    uint32_t max_seqs;     /* B, and resident slots 0 … max_seqs − 1 */
+    uint32_t max_rows;     /* R of a step */
+    uint32_t max_context;  /* positions a sequence may have */
+    uint32_t block_size;   /* tokens a KV block */
+    uint32_t n_blocks;     /* blocks of the pool, block 0 included */
+    mr_dtype kv_dtype;     /* F32, F16 or BF16 */
+    bool keep_logits;      /* step outputs carry [R][V] logits */
+} mr_exec_options;
+
+typedef struct mr_exec_memory {
+    uint64_t weights_bytes;
+    uint64_t kv_bytes;
+    uint64_t activation_bytes;
+} mr_exec_memory;
+
+/* Copies KV block `from` to `to` (copy on write). */
+typedef struct mr_block_copy {
+    uint32_t from;
+    uint32_t to;
+} mr_block_copy;
+
+/* Time spent since the executor was made, by kind of operator; for profiles. */
+typedef struct mr_op_time {
+    uint64_t ns;
+    uint64_t bytes;      /* weights and KV read */
+    uint64_t operations; /* multiply-adds × 2 */
+    uint64_t calls;
+} mr_op_time;
+
+typedef struct mr_exec_times {
+    uint64_t steps;
+    mr_op_time by_kind[MR_OP_SAMPLE + 1];
+} mr_exec_times;
+
+typedef struct mr_backend_vtable {
+    void (*info)(const mr_backend *backend, mr_backend_info *out);
+
+    /* Copies (and repacks) every weight of the plan into the backend's own layout; the plan's data
+     * pointers are not used after it returns. Gives the weights. INVALID_ARGUMENT (plan),
+     * UNIMPLEMENTED (a dtype it lacks, named), RESOURCE_EXHAUSTED (with what would fit). */
+    mr_status (*upload)(mr_backend *backend, const mr_plan *plan, mr_progress_fn progress,
+                        void *progress_ctx, mr_weights **out, mr_error *err);
+    void (*weights_destroy)(mr_backend *backend, mr_weights *weights);
+
+    /* Makes an executor: activations, the KV pool, block tables, and whatever it prepares for the
+     * batch sizes in `options`. Borrows plan and weights until destroy. Gives the executor. */
+    mr_status (*compile)(mr_backend *backend, const mr_plan *plan, const mr_weights *weights,
+                         const mr_exec_options *options, mr_exec **out, mr_error *err);
+
+    /* Everything made from the backend must be gone before. */
+    void (*destroy)(mr_backend *backend);
+} mr_backend_vtable;
+
+struct mr_backend {
+    const mr_backend_vtable *vt;
+};
+
+typedef struct mr_exec_vtable {
+    /* Starts the step. The batch is borrowed until the matching wait() returns. INVALID_ARGUMENT
+     * when the batch breaks a limit of compile(); INTERNAL when the device failed, which is final
+     * for this executor. */
+    mr_status (*submit)(mr_exec *exec, const mr_batch *batch, mr_error *err);
+    /* Blocks until the submitted step is done. `out` is valid until the next submit(). */
+    mr_status (*wait)(mr_exec *exec, mr_step_output *out, mr_error *err);
+    /* Between steps only. */
+    mr_status (*copy_blocks)(mr_exec *exec, const mr_block_copy *copies, size_t count,
+                             mr_error *err);
+    void (*memory)(const mr_exec *exec, mr_exec_memory *out);
+    void (*times)(const mr_exec *exec, mr_exec_times *out);
+    void (*destroy)(mr_exec *exec);
+} mr_exec_vtable;
+
+struct mr_exec {
+    const mr_exec_vtable *vt;
+};
+
+static inline mr_status mr_exec_run(mr_exec *exec, const mr_batch *batch, mr_step_output *out,
+                                    mr_error *err)
+{
+    MR_TRY(exec->vt->submit(exec, batch, err));
+    return exec->vt->wait(exec, out, err);
+}
+
+/* Bytes of one KV block over all layers, keys and values; UINT64_MAX when that does not fit. */
+uint64_t mr_kv_block_bytes(const mr_plan_kv *kv, mr_dtype kv_dtype, uint32_t block_size);
+
+#endif

@@ -1,0 +1,31 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CPU backend: the scalar reference interpreter, and the vectorised paths behind the same
+ * interface. */
+#ifndef MILLRACE_KERNELS_CPU_CPU_BACKEND_H
+#define MILLRACE_KERNELS_CPU_CPU_BACKEND_H
+
+#include "kernels/backend.h"
+
+typedef enum mr_compute {
+    MR_COMPUTE_AUTO, /* the fastest path of this CPU: int8 activations for quantised weights */
+    MR_COMPUTE_F32,  /* the reference: weights dequantised, float32 activations, scalar C */
+} mr_compute;
+
+typedef enum mr_cpu_isa {
+    MR_CPU_ISA_AUTO,
+    MR_CPU_ISA_PORTABLE,
+    MR_CPU_ISA_AVX2,
+    MR_CPU_ISA_AVX512_VNNI,
+} mr_cpu_isa;
+
+typedef struct mr_cpu_options {
+    mr_compute compute;
+    mr_cpu_isa isa;   /* AUTO: the best this CPU has. FAILED_PRECONDITION if it lacks the one asked for */
+    uint32_t threads; /* 0: mr_cpu_count() */
+} mr_cpu_options;
+
+/* Gives a backend; destroy it through its table. */
+MR_MUST_USE mr_status mr_cpu_backend_create(const mr_cpu_options *options, mr_backend **out,
+                                            mr_error *err);
+
+#endif

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * What one instruction set offers to the fast path: a table of kernels on plain arrays. The same
+ * file of templates (fast_kernels_impl.h) is compiled once an instruction set; the integer
+ * dot products are written out for each.
+ *
+ * Every kernel computes an output element in an order that depends on the length of its own
+ * reduction only: never on how many rows, columns or threads a call has.
+ */
+#ifndef MILLRACE_KERNELS_CPU_FAST_KERNELS_H
+#define MILLRACE_KERNELS_CPU_FAST_KERNELS_H
+
+#include "kernels/dtype.h"
+#include "kernels/plan.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define MR_FAST_PANEL 16u /* outputs a panel */
+#define MR_FAST_BLOCK 32u /* inputs that share a scale */
+#define MR_FAST_LANES 16u /* floats a vector of the templates has, on every instruction set */
+#define MR_FAST_GROUP 64u /* keys that attention unpacks at a time */
+#define MR_FAST_SPLIT 256u /* keys after which attention starts a new partial result */
+
+/* How a matrix lies in memory: panels of 16 outputs, padded with zeros, one after another.
+ *
+ *   float panel      [k][16 outputs] of the weight's own dtype
+ *   quantised panel  [block][code bytes], then [block][16 scales d, 16 offsets m] in f16
+ *     u4  [4 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c in its low and
+ *         code 16 + 4i + c in its high nibble
+ *     u8  [8 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c
+ *
+ * A weight is d · (u − centre) or, with offsets, d · u + m. */
+typedef enum mr_fast_layout {
+    MR_FAST_F32,
+    MR_FAST_F16,
+    MR_FAST_BF16,
+    MR_FAST_U4_OFFSET,  /* Q4_1 */
+    MR_FAST_U4_CENTRED, /* Q4_0: centre 8 */
+    MR_FAST_U8_CENTRED, /* Q8_0: centre 128 */
+} mr_fast_layout;
+
+static inline bool mr_fast_is_quantised(uint32_t layout)
+{
+    return layout >= MR_FAST_U4_OFFSET;
+}
+
+/* 32 activations of one row: x ≈ scale · codes. */
+typedef struct mr_fast_block {
+    int8_t codes[MR_FAST_BLOCK];
+    float scale;
+    float offset_sum;  /* scale · Σ codes */
+    int32_t minus_sum; /* −Σ codes */
+    uint32_t pad;
+} mr_fast_block;
+
+/* One or two neighbouring panels times some rows of activations. */
+typedef struct mr_fast_linear {
+    uint32_t layout;
+    uint32_t k;
+    const uint8_t *panels;
+    size_t panel_bytes;
+    uint32_t n; /* outputs, 1 … 16 · MR_FAST_PANELS; panels follow from it */
+    uint32_t rows;
+    const float *x;               /* [rows][x_stride], for float layouts */
+    const mr_fast_block *x_quant; /* [rows][k / 32], for quantised ones */
+    size_t x_stride;
+    const float *bias; /* [n] or NULL */
+    float *out;        /* [rows][out_stride] */
+    size_t out_stride;
+    uint8_t *scratch; /* mr_fast_linear_scratch(k) bytes, aligned to 64 */
+} mr_fast_linear;
+
+#define MR_FAST_PANELS 4u /* panels a call takes at most, and the grain of sharing */
+
+/* C[rows][cols] (+)= A[rows][depth] · B[depth][cols]; cols a multiple of 16. */
+typedef struct mr_fast_product {
+    const float *a;
+    size_t a_stride;
+    const float *b; /* aligned to 64 */
+    size_t b_stride;
+    float *c;
+    size_t c_stride;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t depth;
+    bool accumulate;
+} mr_fast_product;
+
+/* Scores of one row against the keys of a split, [begin, end) of them visible. */
+typedef struct mr_fast_softmax {
+    float *scores; /* [covered], replaced by exp(score − max); 0 where not visible */
+    uint32_t first, covered; /* computed range, multiples of 16 */
+    uint32_t begin, end;     /* inside it, not empty */
+    float scale;
+    float soft_cap; /* 0: none */
+    float max, sum; /* out */
+} mr_fast_softmax;
+
+typedef struct mr_fast_kernels {
+    /* codes of x[count], count a multiple of 32; a NaN makes the block's scale NaN. */
+    void (*quantize)(const float *x, uint32_t count, mr_fast_block *out);
+    void (*linear)(const mr_fast_linear *job);
+    void (*product)(const mr_fast_product *job);
+    void (*softmax)(mr_fast_softmax *row);
+    /* total = total · a + part · b */
+    void (*blend)(float *total, float a, const float *part, float b, uint32_t count);
+    void (*scale)(float *x, float a, uint32_t count);
+    void (*add)(float *x, const float *y, uint32_t count);
+    float (*mean_square)(const float *x, float centre, uint32_t count);
+    float (*mean)(const float *x, uint32_t count);
+    /* out = (x − centre) · factor · gain (+ bias) */
+    void (*normalize)(const float *x, float centre, float factor, const float *gain,
+                      const float *bias, float *out, uint32_t count);
+    /* out = act(gate) · up */
+    void (*gated)(mr_activation activation, const float *gate, const float *up, float *out,
+                  uint32_t count);
+    void (*rotate)(mr_rope_pairing pairing, float *x, const float *cos, const float *sin,
+                   uint32_t dims);
+    /* Between float32 and a KV dtype (F32, F16, BF16). */
+    void (*widen)(mr_dtype dtype, const void *from, float *to, uint32_t count);
+    void (*narrow)(mr_dtype dtype, const float *from, void *to, uint32_t count);
+} mr_fast_kernels;
+
+extern const mr_fast_kernels mr_fast_kernels_portable;
+#ifdef MR_HAVE_X86
+extern const mr_fast_kernels mr_fast_kernels_avx2;
+extern const mr_fast_kernels mr_fast_kernels_avx512;
+#endif
+
+/* Bytes of scratch that `linear` wants for inputs of `k`. */
+static inline size_t mr_fast_linear_scratch(uint32_t k)
+{
+    return (size_t)(k / MR_FAST_BLOCK) * MR_FAST_PANELS * MR_FAST_PANEL *
+           (MR_FAST_BLOCK + 2 * sizeof(float));
+}
+
+#endif

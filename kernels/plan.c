@@ -1,0 +1,135 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Building a plan. Its checks are in plan_check.c. */
+#include "kernels/plan.h"
+
+#include "base/checked.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define MAX_ENTRIES (UINT16_MAX - 1) /* the id 65,535 means "none" */
+
+mr_status mr_plan_create(mr_plan **out)
+{
+    mr_plan *plan = mr_calloc(1, sizeof(*plan));
+    if (plan == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    *out = plan;
+    return MR_OK;
+}
+
+void mr_plan_destroy(mr_plan *plan)
+{
+    if (plan == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; i < plan->n_ropes; i++) {
+        free((void *)(uintptr_t)plan->ropes[i].inv_freq);
+    }
+    free(plan->buffers);
+    free(plan->weights);
+    free(plan->ops);
+    free(plan->ropes);
+    free(plan->kv.group_of);
+    free(plan);
+}
+
+/* Makes room for one more entry of `size` bytes in *array. */
+static mr_status grow(void **array, uint32_t count, uint32_t *capacity, size_t size)
+{
+    if (count >= MAX_ENTRIES) {
+        return MR_INVALID_ARGUMENT;
+    }
+    if (count < *capacity) {
+        return MR_OK;
+    }
+    const uint32_t wanted = *capacity == 0 ? 16 : *capacity * 2;
+    void *grown = mr_reallocarray(*array, wanted, size);
+    if (grown == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    *array = grown;
+    *capacity = wanted;
+    return MR_OK;
+}
+
+mr_status mr_plan_add_buffer(mr_plan *plan, const char *name, mr_row_space rows, uint32_t width,
+                             mr_buffer_id *id)
+{
+    void *array = plan->buffers;
+    MR_TRY(grow(&array, plan->n_buffers, &plan->capacity_buffers, sizeof(*plan->buffers)));
+    plan->buffers = array;
+    mr_plan_buffer *buffer = &plan->buffers[plan->n_buffers];
+    *buffer = (mr_plan_buffer){.rows = rows, .width = width};
+    memcpy(buffer->name, name, strnlen(name, sizeof(buffer->name) - 1));
+    *id = (mr_buffer_id)plan->n_buffers++;
+    return MR_OK;
+}
+
+mr_status mr_plan_add_weight(mr_plan *plan, const mr_plan_weight *weight, mr_weight_id *id)
+{
+    void *array = plan->weights;
+    MR_TRY(grow(&array, plan->n_weights, &plan->capacity_weights, sizeof(*plan->weights)));
+    plan->weights = array;
+    plan->weights[plan->n_weights] = *weight;
+    *id = (mr_weight_id)plan->n_weights++;
+    return MR_OK;
+}
+
+mr_status mr_plan_add_rope(mr_plan *plan, const mr_plan_rope *rope, uint16_t *id)
+{
+    void *array = plan->ropes;
+    MR_TRY(grow(&array, plan->n_ropes, &plan->capacity_ropes, sizeof(*plan->ropes)));
+    plan->ropes = array;
+    const size_t pairs = rope->dims / 2;
+    float *inv_freq = mr_calloc(pairs > 0 ? pairs : 1, sizeof(*inv_freq));
+    if (inv_freq == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    memcpy(inv_freq, rope->inv_freq, pairs * sizeof(*inv_freq));
+    plan->ropes[plan->n_ropes] = *rope;
+    plan->ropes[plan->n_ropes].inv_freq = inv_freq;
+    *id = (uint16_t)plan->n_ropes++;
+    return MR_OK;
+}
+
+mr_status mr_plan_add_op(mr_plan *plan, const mr_op *op)
+{
+    void *array = plan->ops;
+    MR_TRY(grow(&array, plan->n_ops, &plan->capacity_ops, sizeof(*plan->ops)));
+    plan->ops = array;
+    plan->ops[plan->n_ops++] = *op;
+    return MR_OK;
+}
+
+mr_status mr_plan_set_kv(mr_plan *plan, uint32_t layers, uint32_t heads, uint32_t head_width)
+{
+    uint8_t *group_of = mr_calloc(layers > 0 ? layers : 1, sizeof(*group_of));
+    if (group_of == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    free(plan->kv.group_of);
+    plan->kv = (mr_plan_kv){.layers = layers,
+                            .heads = heads,
+                            .head_width = head_width,
+                            .groups = 1,
+                            .group_of = group_of};
+    return MR_OK;
+}
+
+const char *mr_op_name(mr_op_kind kind)
+{
+    static const char *const names[] = {
+        [MR_OP_EMBED] = "embed",
+        [MR_OP_NORM] = "norm",
+        [MR_OP_LINEAR] = "linear",
+        [MR_OP_ROPE_KV] = "rope_kv",
+        [MR_OP_ATTENTION] = "attention",
+        [MR_OP_GATED] = "gated",
+        [MR_OP_ALL_REDUCE] = "all_reduce",
+        [MR_OP_GATHER] = "gather",
+        [MR_OP_SAMPLE] = "sample",
+    };
+    return (unsigned)kind <= MR_OP_SAMPLE ? names[kind] : "unknown";
+}

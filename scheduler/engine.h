@@ -1,0 +1,53 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The engine: one thread that plans, runs and publishes step after step, and sleeps when there is
+ * nothing to do. Everything below is callable from any thread unless it says otherwise.
+ */
+#ifndef MILLRACE_SCHEDULER_ENGINE_H
+#define MILLRACE_SCHEDULER_ENGINE_H
+
+#include "base/clock.h"
+#include "base/status.h"
+#include "kernels/backend.h"
+#include "scheduler/request.h"
+#include "scheduler/scheduler.h"
+
+typedef struct mr_engine mr_engine;
+
+typedef struct mr_engine_options {
+    mr_scheduler_options scheduler;
+    uint32_t block_size;
+    uint32_t n_blocks; /* block 0 included; as the executor was compiled */
+    mr_clock clock;
+} mr_engine_options;
+
+/* Borrows `exec` until destroy; it must have been compiled for these options. Starts the thread.
+ * Gives the engine. */
+MR_MUST_USE mr_status mr_engine_create(const mr_engine_options *options, mr_exec *exec,
+                                       mr_engine **out, mr_error *err);
+
+/* Takes a reference of its own. UNAVAILABLE while stopping or failed; then nothing is published.
+ * Every other refusal arrives as the request's last event. */
+MR_MUST_USE mr_status mr_engine_submit(mr_engine *engine, mr_request *request, mr_error *err);
+
+/* Ends the request with CANCELLED at the next step; idempotent, harmless after its end. */
+void mr_engine_cancel(mr_engine *engine, mr_request *request);
+
+/* Refuses new requests from now on; what runs goes on. */
+void mr_engine_stop_accepting(mr_engine *engine);
+/* Waits until nothing waits or runs, or CLOCK_MONOTONIC passes until_ns: false then. */
+bool mr_engine_drain(mr_engine *engine, uint64_t until_ns);
+
+/* Ends everything as CANCELLED, joins the thread. Not from a sink. */
+void mr_engine_destroy(mr_engine *engine);
+
+typedef struct mr_engine_stats {
+    mr_scheduler_stats scheduler; /* as of the end of the last step */
+    uint64_t last_step_ns;        /* clock; 0: none yet */
+    bool failed;                  /* the device failed: NOT_SERVING until restart */
+    bool busy;                    /* a step is running or there is work */
+} mr_engine_stats;
+
+void mr_engine_stats_get(mr_engine *engine, mr_engine_stats *out);
+
+#endif

@@ -1,0 +1,84 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The policy: which rows run in the next step. Plain CPU code without threads, clocks of its own
+ * or devices, so every policy is tested in virtual time with a scripted model.
+ *
+ *   add ─► waiting ─► running ─► finished
+ *             ▲          │ preempted (blocks given back, recomputed later)
+ *             └──────────┘
+ *
+ * Every sequence is a token list and a count of tokens whose K/V is computed; a step computes the
+ * next part of what is missing. Prefill chunks, decodes and recomputation are one case.
+ */
+#ifndef MILLRACE_SCHEDULER_SCHEDULER_H
+#define MILLRACE_SCHEDULER_SCHEDULER_H
+
+#include "base/status.h"
+#include "cache/block_pool.h"
+#include "kernels/batch.h"
+#include "scheduler/request.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct mr_scheduler mr_scheduler;
+
+typedef struct mr_scheduler_options {
+    uint32_t max_batch_size;   /* running sequences, at least 1 */
+    uint32_t max_batch_tokens; /* T of a step; below max_batch_size it bounds the rows */
+    uint32_t max_seq_length;   /* prompt + output, tokens */
+    uint32_t max_queue;        /* waiting requests */
+    uint32_t max_preemptions;  /* of one request */
+    uint32_t prefill_interval; /* 1: prefill rows in every step; N: at most every N-th while decoding */
+    uint64_t batch_timeout_ns; /* an idle engine waits this long for companions */
+    uint64_t slow_reader_timeout_ns;
+    const uint32_t *eos; /* copied */
+    uint32_t n_eos;
+    uint32_t vocab_size;
+} mr_scheduler_options;
+
+typedef struct mr_scheduler_stats {
+    uint32_t waiting;
+    uint32_t running;
+    uint64_t started;             /* requests accepted since start */
+    uint64_t finished[MR_FINISH_ERROR + 1]; /* by mr_finish */
+    uint64_t prompt_tokens;       /* computed */
+    uint64_t generated_tokens;
+    uint64_t steps;
+    uint64_t preemptions;
+    mr_block_pool_stats blocks;
+} mr_scheduler_stats;
+
+/* `pool` is borrowed until destroy. Allocates all it needs for max_batch_size sequences. */
+MR_MUST_USE mr_status mr_scheduler_create(const mr_scheduler_options *options, mr_block_pool *pool,
+                                          mr_scheduler **out, mr_error *err);
+/* Ends what is left as CANCELLED first. */
+void mr_scheduler_destroy(mr_scheduler *scheduler);
+
+/* Takes the caller's reference on `request` into the waiting queue. On failure the request's error
+ * is set, its last event is pushed, and it will be published like any other: RESOURCE_EXHAUSTED
+ * (queue full, with a retry time), INVALID_ARGUMENT (longer than max_seq_length or than the whole
+ * pool; names the limit). */
+void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now_ns);
+
+/* Plans the next step into `storage`. Returns true when there is a batch to run; else *wake_ns is
+ * when to plan again though nothing new arrives (MR_NEVER: not before something does).
+ * Cancelled and overdue requests end here, and their blocks are free when it returns. */
+bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage,
+                       uint64_t *wake_ns);
+
+/* Applies what the planned step gave: appends tokens, ends sequences, pushes events. */
+void mr_scheduler_apply(mr_scheduler *scheduler, const mr_step_output *output, uint64_t now_ns);
+
+/* The planned step failed: every running request ends with this error. */
+void mr_scheduler_fail(mr_scheduler *scheduler, const mr_error *err, uint64_t now_ns);
+
+/* Hands every request with news to its sink, one call a sink, and drops the references of those
+ * that ended. After plan and after apply. */
+void mr_scheduler_publish(mr_scheduler *scheduler);
+
+/* True when nothing waits or runs. */
+bool mr_scheduler_idle(const mr_scheduler *scheduler);
+void mr_scheduler_stats_get(const mr_scheduler *scheduler, mr_scheduler_stats *out);
+
+#endif

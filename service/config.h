@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Configuration. One table (service/config_keys.def) drives names, types, defaults, bounds, --set,
+ * environment (MILLRACE_…) and files. Later sources win: defaults, file, environment, --set.
+ */
+#ifndef MILLRACE_SERVICE_CONFIG_H
+#define MILLRACE_SERVICE_CONFIG_H
+
+#include "base/status.h"
+#include "kernels/cpu/cpu_backend.h"
+#include "kernels/dtype.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+typedef struct mr_config {
+    char profile[16];            /* latency | throughput: sets batch_timeout_ms, prefill_interval */
+    char served_model_name[128]; /* "": what the model calls itself */
+    char load_format[16];        /* auto */
+    char compute[8];             /* auto | f32 */
+    uint32_t threads;            /* 0: the CPUs this process may use */
+    uint32_t max_batch_size;
+    uint32_t max_seq_length; /* 0: the model's context length */
+    uint32_t max_batch_tokens;
+    uint32_t batch_timeout_ms;
+    uint32_t prefill_interval;
+    uint32_t max_queue_requests;
+    uint32_t max_preemptions;
+    uint32_t slow_reader_timeout_ms;
+    uint32_t block_size;
+    uint64_t kv_cache_memory;  /* bytes; 0: sized from the batch and the memory there is */
+    char kv_cache_dtype[8];    /* auto | f32 | f16 | bf16 */
+} mr_config;
+
+/* Defaults, then MILLRACE_… from the environment. */
+MR_MUST_USE mr_status mr_config_init(mr_config *config, mr_error *err);
+/* YAML file. INVALID_ARGUMENT names file, line, key, value and the bounds or the nearest known key;
+ * UNIMPLEMENTED names a key of the design that this build lacks. */
+MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, mr_error *err);
+/* "KEY=VALUE", as given to --set. */
+MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
+/* Checks across keys and applies the profile; after all sources. */
+MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
+/* One line a key: name, type, default, bounds, meaning; for --help and docs. */
+void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx);
+
+#endif

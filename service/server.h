@@ -1,0 +1,28 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The gRPC server, on gRPC core's C API. */
+#ifndef MILLRACE_SERVICE_SERVER_H
+#define MILLRACE_SERVICE_SERVER_H
+
+#include "base/status.h"
+#include "service/runtime.h"
+
+typedef struct mr_server mr_server;
+
+typedef struct mr_server_options {
+    const char *listen; /* HOST:PORT; port 0: any free one */
+} mr_server_options;
+
+/* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)
+ * until mr_server_set_runtime. UNAVAILABLE, naming address and cause, when it cannot bind. Gives
+ * the server. */
+MR_MUST_USE mr_status mr_server_start(const mr_server_options *options, mr_server **out,
+                                      mr_error *err);
+int mr_server_port(const mr_server *server);
+/* Health becomes SERVING. Borrows the runtime until mr_server_destroy. */
+void mr_server_set_runtime(mr_server *server, mr_runtime *runtime);
+/* Health becomes NOT_SERVING, new calls are refused UNAVAILABLE; waits up to timeout_ms for
+ * running streams, then cancels them; every call ends with a status. */
+void mr_server_shutdown(mr_server *server, uint32_t timeout_ms);
+void mr_server_destroy(mr_server *server);
+
+#endif

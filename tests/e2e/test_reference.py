@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The command line against the reference data: tokens, greedy output, perplexity."""
+import json
+import pathlib
+import subprocess
+
+import pytest
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
+
+
+def run(binary, *arguments, stdin=None):
+    done = subprocess.run([binary, *map(str, arguments)], input=stdin, capture_output=True, text=True,
+                          timeout=600)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def json_lines(text):
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_tokenize_equals_the_reference_and_back(millrace_bin, model_path):
+    rows = json_lines((DATA / "tokenize.jsonl").read_text())
+    asked = "".join(json.dumps({"text": row["text"]}) + "\n" for row in rows)
+    got = json_lines(run(millrace_bin, "tokenize", "--model", model_path, "--jsonl", stdin=asked))
+    assert [row["ids"] for row in got] == [row["ids"] for row in rows]
+    asked = "".join(json.dumps({"ids": row["ids"]}) + "\n" for row in rows)
+    back = json_lines(run(millrace_bin, "tokenize", "--model", model_path, "--jsonl", "--decode", stdin=asked))
+    assert [row["text"] for row in back] == [row["text"] for row in rows]
+
+
+def score(binary, model, *settings):
+    arguments = ["score", "--model", model, "--ids", DATA / "perplexity_persuasion.json", "--json"]
+    for setting in settings:
+        arguments += ["--set", setting]
+    return json.loads(run(binary, *arguments))
+
+
+def test_perplexity_of_the_reference_mode(millrace_bin, model_path):
+    want = json.loads((DATA / "perplexity_persuasion.json").read_text())
+    got = score(millrace_bin, model_path, "compute=f32")
+    assert got["tokens"] == want["tokens"] - 1
+    assert got["perplexity"] == pytest.approx(want["perplexity"], rel=1e-4)
+
+
+def test_perplexity_of_the_default_mode(millrace_bin, model_path):
+    want = json.loads((DATA / "perplexity_persuasion.json").read_text())
+    got = score(millrace_bin, model_path)
+    assert got["perplexity"] == pytest.approx(want["perplexity"], rel=5e-3)
+
+
+def test_greedy_output_of_the_reference_mode(millrace_bin, model_path):
+    rows = json.loads((DATA / "greedy.json").read_text())
+    asked = "".join(json.dumps({"id": str(i), "prompt_ids": row["prompt_ids"], "temperature": 0,
+                                "max_tokens": len(row["output_ids"])}) + "\n" for i, row in enumerate(rows))
+    got = json_lines(run(millrace_bin, "generate", "--model", model_path, "--set", "compute=f32", "--jsonl",
+                         stdin=asked))
+    assert [row["id"] for row in got] == [str(i) for i in range(len(rows))]
+    for row, result in zip(rows, got):
+        certain = row["first_gap_below_0.05"]
+        certain = len(row["output_ids"]) if certain is None else certain
+        assert result["token_ids"][:certain] == row["output_ids"][:certain], row["prompt"]
+
+
+def test_chat_is_rendered_as_the_template_does(millrace_bin, model_path):
+    rows = [row for row in json.loads((DATA / "greedy.json").read_text()) if row["kind"] == "chat"]
+    asked = "".join(json.dumps({"messages": [{"role": "user", "content": row["user"]}]}) + "\n" for row in rows)
+    got = json_lines(run(millrace_bin, "tokenize", "--model", model_path, "--jsonl", "--chat", stdin=asked))
+    assert [row["ids"] for row in got] == [row["prompt_ids"] for row in rows]
