@@ -30,8 +30,8 @@ static void MR_PRINTF(3, 0) format_text(char *out, size_t capacity, const char *
 {
     char text[MR_ERROR_MESSAGE_MAX];
     const int length = vsnprintf(text, sizeof(text), fmt, args);
-    if (length < 0) {
-        copy_text(out, capacity, fmt, strlen(fmt), false);
+    if (length < 0) { /* a wide string that the locale cannot express; none of ours has one */
+        copy_text(out, capacity, "", 0, false);
         return;
     }
     const bool cut = (size_t)length >= sizeof(text);

@@ -22,8 +22,8 @@
 #error "MR_TEST_DATA names tests/data"
 #endif
 
-#define CHUNK 512u
-#define TOLERANCE 2e-3f
+#define CHUNK         512u
+#define TOLERANCE     2e-3f
 #define MAX_POSITIONS 16
 
 typedef struct reference {
@@ -62,7 +62,8 @@ static void read_reference(reference *ref)
     assert_int_equal(ref->logits.size, (size_t)ref->n_positions * ref->vocab * sizeof(float));
 }
 
-/* One chunk of the text as a single sequence in slot 0, with a logit row at every wanted position. */
+/* One chunk of the text as a single sequence in slot 0, with a logit row at every wanted position.
+ */
 static void fill_chunk(mr_batch_storage *storage, const reference *ref, uint32_t begin,
                        uint32_t end, uint32_t block_size)
 {

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/sha256.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include <string.h>
+
+static void assert_digest(const char *text, const char *want)
+{
+    uint8_t digest[MR_SHA256_BYTES];
+    char hex[2 * MR_SHA256_BYTES + 1];
+    mr_sha256(text, text != NULL ? strlen(text) : 0, digest);
+    mr_sha256_hex(digest, hex);
+    assert_string_equal(hex, want);
+}
+
+/* Examples of FIPS 180-2, appendix B, and the empty message. */
+static void test_published_vectors(void **state)
+{
+    (void)state;
+    assert_digest("abc", "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad");
+    assert_digest("abcdbcdecdefdefgefghfghighijhijkijkljklmklmnlmnomnopnopq",
+                  "248d6a61d20638b8e5c026930c3e6039a33ce45964ff2167f6ecedd419db06c1");
+    assert_digest("", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+    assert_digest(NULL, "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
+}
+
+static void test_low64_is_the_big_endian_tail(void **state)
+{
+    (void)state;
+    uint8_t digest[MR_SHA256_BYTES];
+    mr_sha256("abc", 3, digest);
+    assert_true(mr_sha256_low64(digest) == 0xb410ff61f20015adull);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_published_vectors),
+        cmocka_unit_test(test_low64_is_the_big_endian_tail),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
