@@ -44,7 +44,7 @@ typedef struct mr_request_params {
     float presence_penalty;
     float frequency_penalty;
     uint64_t seed;       /* in use: drawn by the caller when none was given */
-    uint32_t max_tokens; /* at least 1 */
+    uint32_t max_tokens; /* at least 1; room for all is taken at create, so cut it to what can be */
     uint32_t min_tokens;
     bool ignore_eos;
     bool logprobs;
@@ -60,7 +60,8 @@ typedef struct mr_token_event {
     uint8_t n_top;
     float logprob;
     uint32_t matched_token; /* the stop token that ended it, else MR_NO_TOKEN */
-    uint64_t text_bytes; /* bytes of the choice's text that may be shown once this token is in */
+    /* Bytes of the choice's text that may be shown once this token is in; UINT64_MAX: all of it. */
+    uint64_t text_bytes;
     mr_alternative top[]; /* [n_top] best first; the ring's stride leaves room for what was asked */
 } mr_token_event;
 
@@ -88,13 +89,13 @@ struct mr_sink {
 struct mr_request {
     /* Set by the creator before submit, read-only afterwards. */
     char id[MR_REQUEST_ID_MAX + 1];
-    uint32_t *prompt; /* owns, [n_prompt] */
+    uint32_t *prompt; /* owns, [n_prompt]; the engine appends the output behind it */
     uint32_t n_prompt;
     mr_request_params params;
     uint64_t key;         /* Philox key, from seed and prompt */
     uint64_t arrived_ns;
     uint64_t deadline_ns; /* MR_NEVER: none */
-    mr_sink *sink;        /* borrows until the last event */
+    mr_sink *sink;        /* borrows until its publish() for the last event has returned */
     void *owner;          /* the creator's, opaque here */
 
     /* Shared. */
@@ -106,7 +107,7 @@ struct mr_request {
 
     /* The engine's until the last event, then the consumer's to read. */
     mr_request_usage usage;
-    mr_error error; /* status MR_OK unless it failed */
+    mr_error error; /* MR_OK after STOP and LENGTH; CANCELLED, DEADLINE_EXCEEDED or the failure */
 
     struct mr_sequence *sequence; /* the engine's */
 };

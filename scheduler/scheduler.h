@@ -49,10 +49,14 @@ typedef struct mr_scheduler_stats {
     mr_block_pool_stats blocks;
 } mr_scheduler_stats;
 
+/* What the storage given to plan() must hold. */
+void mr_scheduler_batch_limits(const mr_scheduler_options *options, uint32_t block_size,
+                               mr_batch_limits *out);
+
 /* `pool` is borrowed until destroy. Allocates all it needs for max_batch_size sequences. */
 MR_MUST_USE mr_status mr_scheduler_create(const mr_scheduler_options *options, mr_block_pool *pool,
                                           mr_scheduler **out, mr_error *err);
-/* Ends what is left as CANCELLED first. */
+/* Ends what is left as CANCELLED and publishes that first. */
 void mr_scheduler_destroy(mr_scheduler *scheduler);
 
 /* Takes the caller's reference on `request` into the waiting queue. On failure the request's error
@@ -62,7 +66,8 @@ void mr_scheduler_destroy(mr_scheduler *scheduler);
 void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now_ns);
 
 /* Plans the next step into `storage`. Returns true when there is a batch to run; else *wake_ns is
- * when to plan again though nothing new arrives (MR_NEVER: not before something does).
+ * when to plan again though nothing new arrives (MR_NEVER: not before something does). Readers do
+ * not announce what they took, so while a sequence is paused that is a few milliseconds away.
  * Cancelled and overdue requests end here, and their blocks are free when it returns. */
 bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage,
                        uint64_t *wake_ns);
@@ -70,7 +75,8 @@ bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storag
 /* Applies what the planned step gave: appends tokens, ends sequences, pushes events. */
 void mr_scheduler_apply(mr_scheduler *scheduler, const mr_step_output *output, uint64_t now_ns);
 
-/* The planned step failed: every running request ends with this error. */
+/* The device failed for good: every request ends, with this error if it has run and UNAVAILABLE if
+ * it has not. */
 void mr_scheduler_fail(mr_scheduler *scheduler, const mr_error *err, uint64_t now_ns);
 
 /* Hands every request with news to its sink, one call a sink, and drops the references of those

@@ -1,0 +1,136 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/block_pool.h"
+
+#include "base/checked.h"
+#include "kernels/batch.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+struct mr_block_pool {
+    uint32_t n_blocks; /* the null block included */
+    uint32_t block_size;
+    uint32_t n_free;
+    uint32_t n_live;
+    uint32_t *refs; /* [n_blocks] */
+    uint32_t *free; /* [n_blocks] a stack of n_free blocks */
+    uint8_t *seen;  /* [n_blocks] scratch of check() */
+};
+
+mr_status mr_block_pool_create(uint32_t n_blocks, uint32_t block_size, mr_block_pool **out)
+{
+    /* A KV slot is block · block_size + offset in 32 bits. */
+    if (n_blocks < 2 || block_size == 0 || (uint64_t)n_blocks * block_size > UINT32_MAX) {
+        return MR_INVALID_ARGUMENT;
+    }
+    mr_block_pool *pool = mr_calloc(1, sizeof(*pool));
+    if (pool == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    pool->n_blocks = n_blocks;
+    pool->block_size = block_size;
+    pool->refs = mr_calloc(n_blocks, sizeof(*pool->refs));
+    pool->free = mr_calloc(n_blocks, sizeof(*pool->free));
+    pool->seen = mr_calloc(n_blocks, sizeof(*pool->seen));
+    if (pool->refs == NULL || pool->free == NULL || pool->seen == NULL) {
+        mr_block_pool_destroy(pool);
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    for (uint32_t block = n_blocks - 1; block > MR_NULL_BLOCK; block--) {
+        pool->free[pool->n_free++] = block;
+    }
+    *out = pool;
+    return MR_OK;
+}
+
+void mr_block_pool_destroy(mr_block_pool *pool)
+{
+    if (pool == NULL) {
+        return;
+    }
+    free(pool->refs);
+    free(pool->free);
+    free(pool->seen);
+    free(pool);
+}
+
+mr_status mr_block_pool_alloc(mr_block_pool *pool, uint32_t count, uint32_t *blocks)
+{
+    if (count > pool->n_free) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        blocks[i] = pool->free[--pool->n_free];
+        pool->refs[blocks[i]] = 1;
+    }
+    pool->n_live += count;
+    return MR_OK;
+}
+
+static bool is_live(const mr_block_pool *pool, uint32_t block)
+{
+    return block != MR_NULL_BLOCK && block < pool->n_blocks && pool->refs[block] > 0;
+}
+
+void mr_block_pool_ref(mr_block_pool *pool, uint32_t block)
+{
+    MR_CHECK(is_live(pool, block) && pool->refs[block] < UINT32_MAX);
+    pool->refs[block]++;
+}
+
+void mr_block_pool_unref(mr_block_pool *pool, uint32_t block)
+{
+    MR_CHECK(is_live(pool, block));
+    if (--pool->refs[block] == 0) {
+        pool->free[pool->n_free++] = block;
+        pool->n_live--;
+    }
+}
+
+uint32_t mr_block_pool_refs(const mr_block_pool *pool, uint32_t block)
+{
+    MR_CHECK(block < pool->n_blocks);
+    return pool->refs[block];
+}
+
+uint32_t mr_block_pool_available(const mr_block_pool *pool)
+{
+    return pool->n_free;
+}
+
+uint32_t mr_block_pool_block_size(const mr_block_pool *pool)
+{
+    return pool->block_size;
+}
+
+void mr_block_pool_stats_get(const mr_block_pool *pool, mr_block_pool_stats *out)
+{
+    const uint32_t total = pool->n_blocks - 1;
+    *out = (mr_block_pool_stats){
+        .total = total,
+        .live = pool->n_live,
+        .cached = total - pool->n_live - pool->n_free,
+        .free = pool->n_free,
+    };
+}
+
+bool mr_block_pool_check(const mr_block_pool *pool)
+{
+    if (pool->n_free + pool->n_live != pool->n_blocks - 1 || pool->refs[MR_NULL_BLOCK] != 0) {
+        return false;
+    }
+    memset(pool->seen, 0, pool->n_blocks);
+    for (uint32_t i = 0; i < pool->n_free; i++) {
+        const uint32_t block = pool->free[i];
+        if (block == MR_NULL_BLOCK || block >= pool->n_blocks || pool->seen[block] != 0 ||
+            pool->refs[block] != 0) {
+            return false;
+        }
+        pool->seen[block] = 1;
+    }
+    uint32_t live = 0;
+    for (uint32_t block = 1; block < pool->n_blocks; block++) {
+        live += pool->refs[block] > 0;
+    }
+    return live == pool->n_live;
+}

@@ -1,0 +1,286 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "scheduler/engine.h"
+
+#include "base/checked.h"
+#include "base/event.h"
+#include "base/inbox.h"
+#include "base/log.h"
+
+#include <errno.h>
+#include <pthread.h>
+#include <stddef.h>
+#include <stdlib.h>
+#include <time.h>
+
+struct mr_engine {
+    mr_clock clock;
+    mr_exec *exec;  /* borrows */
+    mr_inbox inbox; /* submitted requests */
+    mr_event wake;
+    pthread_t thread;
+
+    /* The engine thread's alone, once it runs. */
+    mr_block_pool *pool;
+    mr_scheduler *scheduler;
+    mr_batch_storage *storage;
+    mr_error failure; /* status MR_OK until the device fails */
+    uint64_t taken;   /* requests taken out of the inbox */
+    uint64_t last_step_ns;
+
+    /* Everybody's, under the mutex. */
+    pthread_mutex_t mutex;
+    pthread_cond_t changed; /* on CLOCK_MONOTONIC: a new snapshot, for drain() */
+    mr_engine_stats snapshot;
+    uint64_t submitted;
+    uint64_t snapshot_taken;
+    bool refuses; /* no new requests */
+    bool quits;
+};
+
+static void take_inbox(mr_engine *engine)
+{
+    mr_inbox_node *node = mr_inbox_take_all(&engine->inbox);
+    while (node != NULL) {
+        mr_inbox_node *next = node->next;
+        mr_inbox_release(node);
+        mr_request *request = (void *)((char *)node - offsetof(mr_request, to_engine));
+        mr_scheduler_add(engine->scheduler, request, mr_clock_now(&engine->clock));
+        engine->taken++;
+        node = next;
+    }
+    /* Who slipped in before submit() knew of the failure. */
+    if (engine->failure.status != MR_OK && !mr_scheduler_idle(engine->scheduler)) {
+        mr_scheduler_fail(engine->scheduler, &engine->failure, mr_clock_now(&engine->clock));
+    }
+}
+
+static void device_failed(mr_engine *engine, const mr_error *err)
+{
+    engine->failure = *err;
+    if (engine->failure.status == MR_OK) {
+        mr_fail(&engine->failure, MR_INTERNAL, "the device failed and did not say why");
+    }
+    mr_log(MR_LOG_ERROR, "engine", "the device failed, every request ends",
+           "status=%s error=\"%s\"", mr_status_name(engine->failure.status),
+           engine->failure.message);
+    mr_scheduler_fail(engine->scheduler, &engine->failure, mr_clock_now(&engine->clock));
+}
+
+/* Plans a step and runs it. False, and when to come again, when there is nothing to run. */
+static bool step(mr_engine *engine, uint64_t *wake_ns)
+{
+    const uint64_t now_ns = mr_clock_now(&engine->clock);
+    if (!mr_scheduler_plan(engine->scheduler, now_ns, engine->storage, wake_ns)) {
+        return false;
+    }
+    /* Who ended while planning hears of it before the step, which may take long. */
+    mr_scheduler_publish(engine->scheduler);
+    mr_error err = {0};
+    mr_step_output output;
+    mr_status status = engine->exec->vt->submit(engine->exec, mr_batch_get(engine->storage), &err);
+    if (status == MR_OK) {
+        status = engine->exec->vt->wait(engine->exec, &output, &err);
+    }
+    if (status != MR_OK) {
+        device_failed(engine, &err);
+        return true;
+    }
+    engine->last_step_ns = mr_clock_now(&engine->clock);
+    mr_scheduler_apply(engine->scheduler, &output, engine->last_step_ns);
+    return true;
+}
+
+/* Shows the others where the engine stands. False when it shall quit. */
+static bool show(mr_engine *engine)
+{
+    pthread_mutex_lock(&engine->mutex);
+    mr_scheduler_stats_get(engine->scheduler, &engine->snapshot.scheduler);
+    engine->snapshot.last_step_ns = engine->last_step_ns;
+    engine->snapshot.failed = engine->failure.status != MR_OK;
+    engine->snapshot.busy = !mr_scheduler_idle(engine->scheduler);
+    engine->snapshot_taken = engine->taken;
+    const bool goes_on = !engine->quits;
+    pthread_cond_broadcast(&engine->changed);
+    pthread_mutex_unlock(&engine->mutex);
+    return goes_on;
+}
+
+/* Sleeps until something arrives or the engine's clock, which need not be the system's, passes
+ * wake_ns. */
+static void sleep_until(mr_engine *engine, uint64_t wake_ns)
+{
+    uint64_t until_ns = MR_NEVER;
+    if (wake_ns != MR_NEVER) {
+        const uint64_t now_ns = mr_clock_now(&engine->clock);
+        const mr_clock monotonic = mr_clock_monotonic();
+        until_ns = mr_time_add(mr_clock_now(&monotonic), wake_ns > now_ns ? wake_ns - now_ns : 0);
+    }
+    mr_event_wait(&engine->wake, until_ns);
+}
+
+static void *engine_main(void *arg)
+{
+    mr_engine *engine = arg;
+    for (;;) {
+        uint64_t wake_ns = MR_NEVER;
+        take_inbox(engine);
+        const bool ran = step(engine, &wake_ns);
+        mr_scheduler_publish(engine->scheduler);
+        if (!show(engine)) {
+            break;
+        }
+        if (!ran) {
+            sleep_until(engine, wake_ns);
+        }
+    }
+    take_inbox(engine);
+    mr_scheduler_destroy(engine->scheduler);
+    engine->scheduler = NULL;
+    return NULL;
+}
+
+static mr_status create_parts(mr_engine *engine, const mr_engine_options *options, mr_error *err)
+{
+    const mr_status status =
+        mr_block_pool_create(options->n_blocks, options->block_size, &engine->pool);
+    if (status != MR_OK) {
+        return mr_fail(err, status, "no pool of %u KV blocks of %u tokens can be made",
+                       options->n_blocks, options->block_size);
+    }
+    MR_TRY(mr_scheduler_create(&options->scheduler, engine->pool, &engine->scheduler, err));
+    mr_batch_limits limits;
+    mr_scheduler_batch_limits(&options->scheduler, options->block_size, &limits);
+    if (mr_batch_storage_create(&limits, &engine->storage) != MR_OK) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                       "no memory for batches of %u tokens; lower max_batch_tokens",
+                       limits.max_tokens);
+    }
+    return MR_OK;
+}
+
+static void destroy_parts(mr_engine *engine)
+{
+    mr_scheduler_destroy(engine->scheduler);
+    mr_batch_storage_destroy(engine->storage);
+    mr_block_pool_destroy(engine->pool);
+    mr_event_deinit(&engine->wake);
+    pthread_cond_destroy(&engine->changed);
+    pthread_mutex_destroy(&engine->mutex);
+    free(engine);
+}
+
+static void init_shared(mr_engine *engine)
+{
+    pthread_condattr_t attr;
+    MR_CHECK(pthread_condattr_init(&attr) == 0);
+    MR_CHECK(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0);
+    MR_CHECK(pthread_cond_init(&engine->changed, &attr) == 0);
+    MR_CHECK(pthread_mutex_init(&engine->mutex, NULL) == 0);
+    pthread_condattr_destroy(&attr);
+    mr_event_init(&engine->wake);
+    mr_inbox_init(&engine->inbox);
+}
+
+mr_status mr_engine_create(const mr_engine_options *options, mr_exec *exec, mr_engine **out,
+                           mr_error *err)
+{
+    mr_engine *engine = mr_calloc(1, sizeof(*engine));
+    if (engine == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the engine");
+    }
+    engine->clock = options->clock;
+    engine->exec = exec;
+    init_shared(engine);
+    const mr_status status = create_parts(engine, options, err);
+    if (status != MR_OK) {
+        destroy_parts(engine);
+        return status;
+    }
+    mr_scheduler_stats_get(engine->scheduler, &engine->snapshot.scheduler);
+    if (pthread_create(&engine->thread, NULL, engine_main, engine) != 0) {
+        destroy_parts(engine);
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "the engine thread could not be started");
+    }
+    pthread_setname_np(engine->thread, "mr-engine");
+    *out = engine;
+    return MR_OK;
+}
+
+void mr_engine_destroy(mr_engine *engine)
+{
+    if (engine == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&engine->mutex);
+    engine->refuses = true;
+    engine->quits = true;
+    pthread_mutex_unlock(&engine->mutex);
+    mr_event_set(&engine->wake);
+    pthread_join(engine->thread, NULL);
+    destroy_parts(engine);
+}
+
+mr_status mr_engine_submit(mr_engine *engine, mr_request *request, mr_error *err)
+{
+    pthread_mutex_lock(&engine->mutex);
+    const bool failed = engine->snapshot.failed;
+    const bool refused = failed || engine->refuses;
+    if (!refused) {
+        engine->submitted++;
+    }
+    pthread_mutex_unlock(&engine->mutex);
+    if (refused) {
+        return mr_fail(err, MR_UNAVAILABLE,
+                       failed ? "the device of this server failed; use another replica"
+                              : "the server is stopping; use another replica");
+    }
+    mr_request_ref(request);
+    mr_inbox_put(&engine->inbox, &request->to_engine);
+    mr_event_set(&engine->wake);
+    return MR_OK;
+}
+
+void mr_engine_cancel(mr_engine *engine, mr_request *request)
+{
+    mr_flag_set(&request->cancelled);
+    mr_event_set(&engine->wake);
+}
+
+void mr_engine_stop_accepting(mr_engine *engine)
+{
+    pthread_mutex_lock(&engine->mutex);
+    engine->refuses = true;
+    pthread_mutex_unlock(&engine->mutex);
+}
+
+/* Under the mutex. */
+static bool is_busy(const mr_engine *engine)
+{
+    return engine->submitted != engine->snapshot_taken || engine->snapshot.busy;
+}
+
+bool mr_engine_drain(mr_engine *engine, uint64_t until_ns)
+{
+    const struct timespec until = {
+        .tv_sec = (time_t)(until_ns / MR_NS_PER_S),
+        .tv_nsec = (long)(until_ns % MR_NS_PER_S),
+    };
+    pthread_mutex_lock(&engine->mutex);
+    int rc = 0;
+    while (is_busy(engine) && rc != ETIMEDOUT) {
+        rc = until_ns == MR_NEVER
+                 ? pthread_cond_wait(&engine->changed, &engine->mutex)
+                 : pthread_cond_timedwait(&engine->changed, &engine->mutex, &until);
+    }
+    const bool drained = !is_busy(engine);
+    pthread_mutex_unlock(&engine->mutex);
+    return drained;
+}
+
+void mr_engine_stats_get(mr_engine *engine, mr_engine_stats *out)
+{
+    pthread_mutex_lock(&engine->mutex);
+    *out = engine->snapshot;
+    out->busy = is_busy(engine);
+    pthread_mutex_unlock(&engine->mutex);
+}

@@ -1,0 +1,63 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A scheduler with a scripted model in virtual time, stepped by hand. */
+#ifndef MILLRACE_TESTS_SCHEDULER_RIG_H
+#define MILLRACE_TESTS_SCHEDULER_RIG_H
+
+#include "scheduler/internal.h"
+#include "scripted.h"
+
+#define RIG_EOS_A 3u
+#define RIG_EOS_B 7u
+
+typedef struct rig {
+    mr_sink sink; /* counts */
+    mr_scheduler_options options;
+    mr_block_pool *pool;
+    mr_scheduler *scheduler;
+    mr_batch_storage *storage;
+    scripted_exec exec;
+    const mr_batch *batch; /* of the last step */
+    uint64_t now_ns;
+    uint64_t wake_ns;
+    uint32_t publishes; /* calls of the sink */
+    uint32_t published; /* requests in them */
+    uint32_t n_requests;
+} rig;
+
+/* 4 sequences, 8 tokens a step, 64 tokens a sequence, no batching window. */
+mr_scheduler_options rig_options(void);
+void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, uint32_t n_blocks);
+/* Asserts that no block is live any more; the scheduler must be idle. */
+void rig_close(rig *r);
+
+/* Greedy, without end tokens. */
+mr_request_params rig_params(uint32_t max_tokens);
+/* A request with prompt {10, 11, …}, and the caller's reference on it. */
+mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *params);
+/* As above, given to the scheduler. */
+mr_request *rig_add(rig *r, uint32_t n_prompt, uint32_t max_tokens);
+void rig_submit(rig *r, mr_request *request);
+
+/* Plans, publishes, runs, applies, publishes. False, with wake_ns set, when nothing was planned.
+ * `tokens` (may be NULL) replaces what the script drew for the rows. */
+bool rig_step(rig *r, const uint32_t *tokens);
+/* Steps until the scheduler is idle. Reading events is the caller's. */
+void rig_run(rig *r);
+
+typedef struct rig_event {
+    uint32_t token;
+    mr_finish finish;
+    uint32_t matched_token;
+    uint64_t text_bytes;
+} rig_event;
+
+/* The oldest unread event, taken out; token MR_NO_TOKEN and finish NONE when there is none. */
+rig_event rig_read(mr_request *request);
+/* Reads everything; asserts that it equals the script, ended with the script's finish. */
+void rig_expect_whole(rig *r, mr_request *request);
+/* Reads everything; asserts that the last event has no token and this finish and status. */
+void rig_expect_end(mr_request *request, mr_finish finish, mr_status status);
+
+uint32_t rig_live_blocks(const rig *r);
+
+#endif

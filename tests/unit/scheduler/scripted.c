@@ -1,0 +1,290 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "scripted.h"
+
+#include "base/checked.h"
+
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* Notes the first violation only: what follows from it would hide it. */
+static void MR_PRINTF(3, 4) expect(scripted_exec *exec, bool holds, const char *fmt, ...)
+{
+    if (holds || exec->violation[0] != '\0') {
+        return;
+    }
+    va_list args;
+    va_start(args, fmt);
+    vsnprintf(exec->violation, sizeof(exec->violation), fmt, args);
+    va_end(args);
+}
+
+static bool is_in(uint32_t token, const uint32_t *list, uint32_t n)
+{
+    for (uint32_t i = 0; i < n; i++) {
+        if (list[i] == token) {
+            return true;
+        }
+    }
+    return false;
+}
+
+uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t vocab_size,
+                       const uint32_t *banned, uint32_t n_banned)
+{
+    uint64_t hash = 14695981039346656037u;
+    for (uint32_t i = 0; i < n; i++) {
+        hash = (hash ^ (tokens[i] + 1)) * 1099511628211u;
+    }
+    uint32_t token = (uint32_t)(hash >> 32) % vocab_size;
+    while (is_in(token, banned, n_banned)) {
+        token = (token + 1) % vocab_size;
+    }
+    return token;
+}
+
+uint32_t scripted_output(const mr_scheduler_options *options, const uint32_t *prompt,
+                         uint32_t n_prompt, const mr_request_params *params, uint32_t *out,
+                         mr_finish *finish)
+{
+    uint32_t *all = mr_calloc((size_t)n_prompt + params->max_tokens, sizeof(*all));
+    MR_CHECK(all != NULL);
+    memcpy(all, prompt, n_prompt * sizeof(*prompt));
+    uint32_t n = 0;
+    *finish = MR_FINISH_LENGTH;
+    while (n < params->max_tokens && n_prompt + n < options->max_seq_length) {
+        const bool bans = !params->ignore_eos && n < params->min_tokens;
+        const uint32_t token = scripted_next(all, n_prompt + n, options->vocab_size, options->eos,
+                                             bans ? options->n_eos : 0);
+        all[n_prompt + n] = token;
+        out[n++] = token;
+        if (!params->ignore_eos && is_in(token, options->eos, options->n_eos)) {
+            *finish = MR_FINISH_STOP;
+            break;
+        }
+    }
+    free(all);
+    return n;
+}
+
+uint32_t scripted_draw(scripted_random *random, uint32_t below)
+{
+    random->state = random->state * 6364136223846793005u + 1442695040888963407u;
+    return (uint32_t)(random->state >> 33) % below;
+}
+
+static void apply_deltas(scripted_exec *exec, const mr_batch *batch)
+{
+    for (uint32_t i = 0; i < batch->n_block_deltas; i++) {
+        const mr_block_delta *delta = &batch->block_deltas[i];
+        if (delta->slot >= exec->limits.max_seqs || delta->index >= exec->max_blocks ||
+            delta->block == MR_NULL_BLOCK || delta->block >= exec->n_blocks || delta->group != 0) {
+            expect(exec, false, "block delta %u is out of range", i);
+            continue;
+        }
+        exec->tables[delta->slot * exec->max_blocks + delta->index] = delta->block;
+    }
+    for (uint32_t i = 0; i < batch->n_history_deltas; i++) {
+        const mr_history_delta *delta = &batch->history_deltas[i];
+        memcpy(exec->history + (size_t)delta->slot * exec->limits.max_context + delta->start,
+               batch->history_tokens + delta->offset, delta->count * sizeof(uint32_t));
+    }
+}
+
+/* No block belongs to two sequences of the step. */
+static void check_blocks(scripted_exec *exec, const mr_batch *batch, uint32_t b)
+{
+    const uint32_t slot = batch->seq_slot[b];
+    const uint32_t n = mr_blocks_for(batch->context_len[b], exec->limits.block_size);
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t block = exec->tables[slot * exec->max_blocks + i];
+        expect(exec, block != MR_NULL_BLOCK, "slot %u has no block %u", slot, i);
+        expect(exec, exec->owners[block] == 0, "block %u of slot %u belongs to slot %u too", block,
+               slot, exec->owners[block] - 1);
+        exec->owners[block] = slot + 1;
+    }
+}
+
+/* Takes the tokens of a sequence into the cache; each exactly once, in order. */
+static void run_sequence(scripted_exec *exec, const mr_batch *batch, uint32_t b)
+{
+    const uint32_t slot = batch->seq_slot[b];
+    const uint32_t start = batch->seq_start[b];
+    const uint32_t n = batch->seq_start[b + 1] - start;
+    const uint32_t first = batch->positions[start];
+    expect(exec, n > 0 && batch->seq_start[b + 1] <= batch->n_tokens, "sequence %u is empty", b);
+    expect(exec, batch->context_len[b] == first + n, "sequence %u: context %u after %u + %u", b,
+           batch->context_len[b], first, n);
+    expect(exec, first == 0 || first == exec->computed[slot],
+           "slot %u goes on at %u but has %u tokens", slot, first, exec->computed[slot]);
+    check_blocks(exec, batch, b);
+    for (uint32_t t = start; t < start + n; t++) {
+        const uint32_t position = batch->positions[t];
+        const uint32_t block_size = exec->limits.block_size;
+        const uint32_t at =
+            exec->tables[slot * exec->max_blocks + position / block_size] * block_size +
+            position % block_size;
+        expect(exec, position == first + (t - start), "positions of slot %u jump", slot);
+        expect(exec, batch->kv_slot[t] == at, "slot %u position %u: K/V goes to %u, not %u", slot,
+               position, batch->kv_slot[t], at);
+        expect(exec, batch->token_src[t] >= 0, "token %u is not literal", t);
+        exec->kv_tokens[at] = (uint32_t)batch->token_src[t];
+        exec->kv_positions[at] = position;
+    }
+    exec->computed[slot] = first + n;
+}
+
+/* The tokens of a sequence as the cache holds them. */
+static void read_context(scripted_exec *exec, uint32_t slot, uint32_t n)
+{
+    const uint32_t block_size = exec->limits.block_size;
+    for (uint32_t i = 0; i < n; i++) {
+        const uint32_t at =
+            exec->tables[slot * exec->max_blocks + i / block_size] * block_size + i % block_size;
+        expect(exec, exec->kv_positions[at] == i, "slot %u: the cache holds position %u for %u",
+               slot, exec->kv_positions[at], i);
+        exec->context[i] = exec->kv_tokens[at];
+    }
+}
+
+static void check_history(scripted_exec *exec, uint32_t slot, const mr_row_params *params)
+{
+    const uint32_t *history = exec->history + (size_t)slot * exec->limits.max_context;
+    expect(exec, params->history_len == 0 || params->history_len == params->position,
+           "slot %u: the history ends at %u, the row is %u", slot, params->history_len,
+           params->position);
+    expect(exec,
+           memcmp(history, exec->context, params->history_len * sizeof(*history)) == 0 &&
+               params->prompt_len <= params->history_len,
+           "slot %u: the history differs from the tokens", slot);
+}
+
+static void run_row(scripted_exec *exec, const mr_batch *batch, uint32_t row, uint32_t b)
+{
+    const mr_row_params *params = &batch->row_params[row];
+    const uint32_t slot = batch->seq_slot[b];
+    const uint32_t n = batch->context_len[b];
+    expect(exec, batch->logit_rows[row] == batch->seq_start[b + 1] - 1,
+           "row %u is not the end of a sequence", row);
+    expect(exec, params->position == n, "row %u draws position %u after %u tokens", row,
+           params->position, n);
+    read_context(exec, slot, n);
+    check_history(exec, slot, params);
+    const uint32_t token =
+        scripted_next(exec->context, n, exec->vocab_size, batch->bias_tokens + params->bias_offset,
+                      params->bias_count);
+    exec->tokens[row] = token;
+    exec->corrupt[row] = exec->corrupt_at != 0 && params->position == exec->corrupt_at;
+    exec->logprobs[row] = -0.5f * (float)token;
+    exec->n_top[row] = params->n_top;
+    for (uint32_t i = 0; i < params->n_top; i++) {
+        exec->top[row * MR_MAX_TOP + i] =
+            (mr_alternative){.token = token + i, .logprob = -(float)i};
+    }
+}
+
+static void check_batch(scripted_exec *exec, const mr_batch *batch)
+{
+    const mr_batch_limits *limits = &exec->limits;
+    expect(exec, batch->n_tokens >= 1 && batch->n_tokens <= limits->max_tokens, "T is %u",
+           batch->n_tokens);
+    expect(exec, batch->n_seqs >= 1 && batch->n_seqs <= limits->max_seqs, "B is %u", batch->n_seqs);
+    expect(exec, batch->n_rows <= limits->max_rows, "R is %u", batch->n_rows);
+    expect(exec, batch->seq_start[0] == 0 && batch->seq_start[batch->n_seqs] == batch->n_tokens,
+           "seq_start does not cover the tokens");
+    for (uint32_t b = 0; b < batch->n_seqs; b++) {
+        for (uint32_t other = 0; other < b; other++) {
+            expect(exec, batch->seq_slot[b] != batch->seq_slot[other], "slot %u twice in a step",
+                   batch->seq_slot[b]);
+        }
+    }
+}
+
+static mr_status scripted_submit(mr_exec *base, const mr_batch *batch, mr_error *err)
+{
+    scripted_exec *exec = (scripted_exec *)base;
+    if (exec->fail_at_step != 0 && batch->step >= exec->fail_at_step) {
+        return mr_fail(err, MR_INTERNAL, "the script says that the device fails");
+    }
+    exec->batch = batch;
+    return MR_OK;
+}
+
+static mr_status scripted_wait(mr_exec *base, mr_step_output *out, mr_error *err)
+{
+    (void)err;
+    scripted_exec *exec = (scripted_exec *)base;
+    const mr_batch *batch = exec->batch;
+    check_batch(exec, batch);
+    apply_deltas(exec, batch);
+    memset(exec->owners, 0, exec->n_blocks * sizeof(*exec->owners));
+    uint32_t row = 0;
+    for (uint32_t b = 0; b < batch->n_seqs && exec->violation[0] == '\0'; b++) {
+        run_sequence(exec, batch, b);
+        if (row < batch->n_rows && batch->logit_rows[row] < batch->seq_start[b + 1]) {
+            run_row(exec, batch, row++, b);
+        }
+    }
+    expect(exec, row == batch->n_rows, "%u rows asked for, %u belong to a sequence", batch->n_rows,
+           row);
+    *out = (mr_step_output){
+        .step = batch->step,
+        .n_rows = batch->n_rows,
+        .tokens = exec->tokens,
+        .logprobs = exec->logprobs,
+        .n_top = exec->n_top,
+        .top = exec->top,
+        .corrupt = exec->corrupt,
+    };
+    return MR_OK;
+}
+
+static const mr_exec_vtable scripted_vtable = {.submit = scripted_submit, .wait = scripted_wait};
+
+static void *zeroed(size_t count, size_t size)
+{
+    void *memory = mr_calloc(count + 1, size);
+    MR_CHECK(memory != NULL);
+    return memory;
+}
+
+void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options,
+                        uint32_t block_size, uint32_t n_blocks)
+{
+    *exec = (scripted_exec){
+        .base.vt = &scripted_vtable, .n_blocks = n_blocks, .vocab_size = options->vocab_size};
+    mr_scheduler_batch_limits(options, block_size, &exec->limits);
+    const size_t slots = exec->limits.max_seqs;
+    const size_t rows = exec->limits.max_rows;
+    const size_t kv = (size_t)n_blocks * block_size;
+    exec->max_blocks = mr_blocks_for(options->max_seq_length, block_size);
+    exec->tables = zeroed(slots * exec->max_blocks, sizeof(uint32_t));
+    exec->computed = zeroed(slots, sizeof(uint32_t));
+    exec->kv_tokens = zeroed(kv, sizeof(uint32_t));
+    exec->kv_positions = zeroed(kv, sizeof(uint32_t));
+    exec->owners = zeroed(n_blocks, sizeof(uint32_t));
+    exec->history = zeroed(slots * exec->limits.max_context, sizeof(uint32_t));
+    exec->context = zeroed(exec->limits.max_context, sizeof(uint32_t));
+    exec->tokens = zeroed(rows, sizeof(uint32_t));
+    exec->logprobs = zeroed(rows, sizeof(float));
+    exec->n_top = zeroed(rows, sizeof(uint8_t));
+    exec->corrupt = zeroed(rows, sizeof(uint8_t));
+    exec->top = zeroed(rows * MR_MAX_TOP, sizeof(mr_alternative));
+}
+
+void scripted_exec_deinit(scripted_exec *exec)
+{
+    free(exec->tables);
+    free(exec->computed);
+    free(exec->kv_tokens);
+    free(exec->kv_positions);
+    free(exec->owners);
+    free(exec->history);
+    free(exec->context);
+    free(exec->tokens);
+    free(exec->logprobs);
+    free(exec->n_top);
+    free(exec->corrupt);
+    free(exec->top);
+}

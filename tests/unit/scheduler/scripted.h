@@ -1,0 +1,62 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * A scripted model for tests of the scheduler. The next token is a function of all the tokens
+ * before it, and the executor takes those from a paged KV cache that it fills as a device would:
+ * a wrong block, position or missing token changes what comes out. It also checks the contract of
+ * batch.h and notes the first violation; asserting is the test's job, on the test's thread.
+ */
+#ifndef MILLRACE_TESTS_SCHEDULER_SCRIPTED_H
+#define MILLRACE_TESTS_SCHEDULER_SCRIPTED_H
+
+#include "kernels/backend.h"
+#include "scheduler/scheduler.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+typedef struct scripted_exec {
+    mr_exec base;
+    mr_batch_limits limits;
+    uint32_t n_blocks;
+    uint32_t vocab_size;
+    uint32_t max_blocks;    /* of a slot */
+    uint64_t fail_at_step;  /* submit() fails there; 0: never */
+    uint32_t corrupt_at;    /* rows of this position hold a NaN; 0: none */
+    const mr_batch *batch;  /* between submit() and wait() */
+    uint32_t *tables;       /* [slots][max_blocks] */
+    uint32_t *computed;     /* [slots] tokens in the cache */
+    uint32_t *kv_tokens;    /* [n_blocks · block_size] */
+    uint32_t *kv_positions; /* [n_blocks · block_size] */
+    uint32_t *owners;       /* [n_blocks] slot + 1 of the step that is checked */
+    uint32_t *history;      /* [slots][max_context] */
+    uint32_t *context;      /* [max_context] scratch */
+    uint32_t *tokens;       /* [rows] */
+    float *logprobs;        /* [rows] */
+    uint8_t *n_top;         /* [rows] */
+    uint8_t *corrupt;       /* [rows] */
+    mr_alternative *top;    /* [rows][MR_MAX_TOP] */
+    char violation[256];    /* "": none */
+} scripted_exec;
+
+void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options,
+                        uint32_t block_size, uint32_t n_blocks);
+void scripted_exec_deinit(scripted_exec *exec);
+
+/* Token that follows tokens[n]; the next one up if it is banned. */
+uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t vocab_size,
+                       const uint32_t *banned, uint32_t n_banned);
+
+/* The whole output that a request must have: fills out[max_tokens], gives its length and how it
+ * ends. Independent of any scheduling. */
+uint32_t scripted_output(const mr_scheduler_options *options, const uint32_t *prompt,
+                         uint32_t n_prompt, const mr_request_params *params, uint32_t *out,
+                         mr_finish *finish);
+
+/* Small generator of test cases. */
+typedef struct scripted_random {
+    uint64_t state;
+} scripted_random;
+
+uint32_t scripted_draw(scripted_random *random, uint32_t below);
+
+#endif

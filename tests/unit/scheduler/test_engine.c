@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/event.h"
+#include "base/log.h"
+#include "rig.h"
+#include "scheduler/engine.h"
+
+#include <pthread.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define BLOCK_SIZE 4u
+#define N_BLOCKS   40u
+#define SUBMITTERS 4u
+#define EACH       40u
+
+/* A sink that a thread sleeps on. */
+typedef struct waiter {
+    mr_sink sink;
+    mr_event event;
+} waiter;
+
+static void wake(mr_sink *sink, mr_request *const *requests, uint32_t count)
+{
+    (void)requests;
+    (void)count;
+    mr_event_set(&((waiter *)sink)->event);
+}
+
+typedef struct fixture {
+    mr_scheduler_options options;
+    scripted_exec exec;
+    mr_engine *engine;
+    waiter waiters[SUBMITTERS];
+} fixture;
+
+static void start(fixture *f)
+{
+    const mr_engine_options options = {
+        .scheduler = f->options,
+        .block_size = BLOCK_SIZE,
+        .n_blocks = N_BLOCKS,
+        .clock = mr_clock_monotonic(),
+    };
+    mr_error err = {0};
+    assert_int_equal(mr_engine_create(&options, &f->exec.base, &f->engine, &err), MR_OK);
+}
+
+static void open_fixture(fixture *f)
+{
+    *f = (fixture){.options = rig_options()};
+    f->options.max_queue = SUBMITTERS * EACH;
+    f->options.max_seq_length = 128;
+    f->options.slow_reader_timeout_ns = MR_NEVER;
+    scripted_exec_init(&f->exec, &f->options, BLOCK_SIZE, N_BLOCKS);
+    for (size_t i = 0; i < SUBMITTERS; i++) {
+        f->waiters[i].sink.publish = wake;
+        mr_event_init(&f->waiters[i].event);
+    }
+}
+
+static void close_fixture(fixture *f)
+{
+    mr_engine_destroy(f->engine);
+    assert_string_equal(f->exec.violation, "");
+    scripted_exec_deinit(&f->exec);
+    for (size_t i = 0; i < SUBMITTERS; i++) {
+        mr_event_deinit(&f->waiters[i].event);
+    }
+}
+
+/* `ring_capacity` 2 makes a request that pauses after each token until it is read. */
+static mr_request *make_request(waiter *w, uint32_t first, uint32_t n_prompt, uint32_t max_tokens,
+                                uint32_t ring_capacity)
+{
+    uint32_t prompt[32];
+    mr_request *request = NULL;
+    for (uint32_t i = 0; i < n_prompt; i++) {
+        prompt[i] = (first * 7 + i) % 900;
+    }
+    const mr_clock clock = mr_clock_monotonic();
+    const mr_request_spec spec = {
+        .id = "e",
+        .prompt = prompt,
+        .n_prompt = n_prompt,
+        .params = rig_params(max_tokens),
+        .arrived_ns = mr_clock_now(&clock),
+        .deadline_ns = MR_NEVER,
+        .sink = &w->sink,
+        .ring_capacity = ring_capacity,
+    };
+    return mr_request_create(&spec, &request, NULL) == MR_OK ? request : NULL;
+}
+
+static mr_request *submit(fixture *f, uint32_t max_tokens, uint32_t ring_capacity)
+{
+    mr_request *request = make_request(&f->waiters[0], 1, 3, max_tokens, ring_capacity);
+    assert_non_null(request);
+    assert_int_equal(mr_engine_submit(f->engine, request, NULL), MR_OK);
+    return request;
+}
+
+/* Reads until the last event; puts the tokens into out[max]. */
+static mr_finish read_all(waiter *w, mr_request *request, uint32_t *out, uint32_t max, uint32_t *n)
+{
+    *n = 0;
+    for (;;) {
+        while (mr_ring_count(&request->events) > 0) {
+            const rig_event event = rig_read(request);
+            if (event.token != MR_NO_TOKEN && *n < max) {
+                out[(*n)++] = event.token;
+            }
+            if (event.finish != MR_FINISH_NONE) {
+                return event.finish;
+            }
+        }
+        mr_event_wait(&w->event, MR_NEVER);
+    }
+}
+
+static bool is_scripted(const fixture *f, mr_request *request, const uint32_t *tokens, uint32_t n)
+{
+    uint32_t expected[128];
+    mr_finish finish;
+    const uint32_t n_expected = scripted_output(&f->options, request->prompt, request->n_prompt,
+                                                &request->params, expected, &finish);
+    return n <= n_expected && memcmp(tokens, expected, n * sizeof(*tokens)) == 0;
+}
+
+static void expect_ends(fixture *f, mr_request *request, mr_finish finish, mr_status status)
+{
+    uint32_t tokens[128];
+    uint32_t n;
+    assert_int_equal(read_all(&f->waiters[0], request, tokens, 128, &n), finish);
+    assert_int_equal(request->error.status, status);
+    assert_int_equal(request->usage.completion_tokens, n);
+    assert_true(is_scripted(f, request, tokens, n));
+    mr_request_unref(request);
+}
+
+typedef struct submitter {
+    fixture *f;
+    uint32_t number;
+    uint32_t good; /* requests that went as they should */
+} submitter;
+
+static bool serve_one(const submitter *s, uint32_t i)
+{
+    waiter *w = &s->f->waiters[s->number];
+    const bool cancels = i % 5 == 4;
+    mr_request *request =
+        make_request(w, s->number * EACH + i, 1 + i % 20, cancels ? 100 : 1 + i, 0);
+    uint32_t tokens[128];
+    uint32_t n;
+    if (request == NULL || mr_engine_submit(s->f->engine, request, NULL) != MR_OK) {
+        return false;
+    }
+    if (cancels) {
+        mr_engine_cancel(s->f->engine, request);
+        mr_engine_cancel(s->f->engine, request);
+    }
+    const mr_finish finish = read_all(w, request, tokens, 128, &n);
+    const bool ended = finish == MR_FINISH_LENGTH || (cancels && finish == MR_FINISH_CANCELLED);
+    const bool good = ended && is_scripted(s->f, request, tokens, n);
+    mr_engine_cancel(s->f->engine, request); /* harmless after the end */
+    mr_request_unref(request);
+    return good;
+}
+
+static void *submitter_main(void *arg)
+{
+    submitter *s = arg;
+    for (uint32_t i = 0; i < EACH; i++) {
+        s->good += serve_one(s, i);
+    }
+    return NULL;
+}
+
+static void test_engine_serves_several_threads_C4(void **state)
+{
+    (void)state;
+    fixture f;
+    pthread_t threads[SUBMITTERS];
+    submitter submitters[SUBMITTERS];
+    mr_engine_stats stats;
+    open_fixture(&f);
+    start(&f);
+    for (uint32_t i = 0; i < SUBMITTERS; i++) {
+        submitters[i] = (submitter){.f = &f, .number = i};
+        assert_int_equal(pthread_create(&threads[i], NULL, submitter_main, &submitters[i]), 0);
+    }
+    for (uint32_t i = 0; i < SUBMITTERS; i++) {
+        pthread_join(threads[i], NULL);
+        assert_int_equal(submitters[i].good, EACH);
+    }
+    assert_true(mr_engine_drain(f.engine, MR_NEVER));
+    mr_engine_stats_get(f.engine, &stats);
+    assert_int_equal(stats.scheduler.started, SUBMITTERS * EACH);
+    assert_int_equal(stats.scheduler.blocks.live, 0);
+    assert_int_equal(stats.scheduler.running + stats.scheduler.waiting, 0);
+    assert_false(stats.busy);
+    assert_false(stats.failed);
+    assert_true(stats.last_step_ns > 0);
+    close_fixture(&f);
+}
+
+static void test_engine_cancel_ends_a_running_request_C1(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    start(&f);
+    mr_request *request = submit(&f, 100, 2);
+    while (mr_ring_count(&request->events) == 0) {
+        mr_event_wait(&f.waiters[0].event, MR_NEVER);
+    }
+    mr_engine_cancel(f.engine, request);
+    expect_ends(&f, request, MR_FINISH_CANCELLED, MR_CANCELLED);
+    request = submit(&f, 5, 0);
+    expect_ends(&f, request, MR_FINISH_LENGTH, MR_OK);
+    close_fixture(&f);
+}
+
+static void test_engine_sleeps_through_the_batch_window(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    f.options.batch_timeout_ns = 2 * MR_NS_PER_MS;
+    start(&f);
+    expect_ends(&f, submit(&f, 5, 0), MR_FINISH_LENGTH, MR_OK);
+    close_fixture(&f);
+}
+
+static void test_engine_device_failure_is_final(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_error err = {0};
+    mr_engine_stats stats;
+    open_fixture(&f);
+    f.exec.fail_at_step = 4;
+    start(&f);
+    mr_request *request = submit(&f, 50, 0);
+    mr_request *late = make_request(&f.waiters[0], 2, 3, 5, 0);
+    assert_non_null(late);
+    expect_ends(&f, request, MR_FINISH_ERROR, MR_INTERNAL);
+    assert_true(mr_engine_drain(f.engine, MR_NEVER));
+    mr_engine_stats_get(f.engine, &stats);
+    assert_true(stats.failed);
+    assert_int_equal(stats.scheduler.blocks.live, 0);
+    assert_int_equal(mr_engine_submit(f.engine, late, &err), MR_UNAVAILABLE);
+    assert_int_equal(mr_ring_count(&late->events), 0);
+    mr_request_unref(late);
+    close_fixture(&f);
+}
+
+static void test_engine_drains_what_runs_and_refuses_the_rest(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_error err = {0};
+    open_fixture(&f);
+    start(&f);
+    mr_request *request = submit(&f, 5, 2);
+    mr_request *late = make_request(&f.waiters[0], 2, 3, 5, 0);
+    assert_non_null(late);
+    mr_engine_stop_accepting(f.engine);
+    assert_int_equal(mr_engine_submit(f.engine, late, &err), MR_UNAVAILABLE);
+    assert_false(mr_engine_drain(f.engine, 0));        /* waits for its reader */
+    expect_ends(&f, request, MR_FINISH_LENGTH, MR_OK); /* not a token lost */
+    assert_true(mr_engine_drain(f.engine, MR_NEVER));
+    mr_request_unref(late);
+    close_fixture(&f);
+}
+
+static void test_engine_destroy_cancels_what_runs(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    start(&f);
+    mr_request *running = submit(&f, 100, 2);
+    mr_request *other = submit(&f, 100, 2);
+    mr_engine_destroy(f.engine);
+    f.engine = NULL;
+    expect_ends(&f, running, MR_FINISH_CANCELLED, MR_CANCELLED);
+    expect_ends(&f, other, MR_FINISH_CANCELLED, MR_CANCELLED);
+    close_fixture(&f);
+}
+
+static void test_engine_refuses_bad_options(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_error err = {0};
+    mr_engine *engine = NULL;
+    open_fixture(&f);
+    mr_engine_options options = {
+        .scheduler = f.options,
+        .block_size = BLOCK_SIZE,
+        .n_blocks = 1,
+        .clock = mr_clock_monotonic(),
+    };
+    assert_int_equal(mr_engine_create(&options, &f.exec.base, &engine, &err), MR_INVALID_ARGUMENT);
+    options.n_blocks = N_BLOCKS;
+    options.scheduler.max_batch_size = 0;
+    assert_int_equal(mr_engine_create(&options, &f.exec.base, &engine, &err), MR_INVALID_ARGUMENT);
+    assert_string_equal(err.field, "max_batch_size");
+    assert_null(engine);
+    close_fixture(&f);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_engine_serves_several_threads_C4),
+        cmocka_unit_test(test_engine_cancel_ends_a_running_request_C1),
+        cmocka_unit_test(test_engine_sleeps_through_the_batch_window),
+        cmocka_unit_test(test_engine_device_failure_is_final),
+        cmocka_unit_test(test_engine_drains_what_runs_and_refuses_the_rest),
+        cmocka_unit_test(test_engine_destroy_cancels_what_runs),
+        cmocka_unit_test(test_engine_refuses_bad_options),
+    };
+    mr_log_set_level(MR_LOG_ERROR);
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
