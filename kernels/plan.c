@@ -121,14 +121,10 @@ mr_status mr_plan_set_kv(mr_plan *plan, uint32_t layers, uint32_t heads, uint32_
 const char *mr_op_name(mr_op_kind kind)
 {
     static const char *const names[] = {
-        [MR_OP_EMBED] = "embed",
-        [MR_OP_NORM] = "norm",
-        [MR_OP_LINEAR] = "linear",
-        [MR_OP_ROPE_KV] = "rope_kv",
-        [MR_OP_ATTENTION] = "attention",
-        [MR_OP_GATED] = "gated",
-        [MR_OP_ALL_REDUCE] = "all_reduce",
-        [MR_OP_GATHER] = "gather",
+        [MR_OP_EMBED] = "embed",           [MR_OP_NORM] = "norm",
+        [MR_OP_LINEAR] = "linear",         [MR_OP_ROPE_KV] = "rope_kv",
+        [MR_OP_ATTENTION] = "attention",   [MR_OP_GATED] = "gated",
+        [MR_OP_ALL_REDUCE] = "all_reduce", [MR_OP_GATHER] = "gather",
         [MR_OP_SAMPLE] = "sample",
     };
     return (unsigned)kind <= MR_OP_SAMPLE ? names[kind] : "unknown";

@@ -17,8 +17,7 @@ typedef struct checker {
 } checker;
 
 /* The status of a fault in the operator being checked, its message begun with the operator. */
-#define OP_FAULT(c, ...)                                                                           \
-    (mr_fail((c)->err, MR_INVALID_ARGUMENT, __VA_ARGS__), op_context(c))
+#define OP_FAULT(c, ...) (mr_fail((c)->err, MR_INVALID_ARGUMENT, __VA_ARGS__), op_context(c))
 
 static mr_status op_context(const checker *c)
 {
@@ -283,8 +282,7 @@ static mr_status check_weight_entry(const mr_plan *plan, uint32_t index, mr_erro
         return mr_fail(err, MR_INVALID_ARGUMENT,
                        "plan weight \"%s\": a %u x %u %s weight needs data, and rows that are a "
                        "whole number of blocks",
-                       weight->name, weight->n, weight->k,
-                       mr_dtype_info_get(weight->dtype)->name);
+                       weight->name, weight->n, weight->k, mr_dtype_info_get(weight->dtype)->name);
     }
     if (bytes != weight->bytes) {
         return mr_fail(err, MR_INVALID_ARGUMENT,

@@ -243,8 +243,7 @@ static uint32_t draw(const mr_sampler *sampler, const mr_row_params *p, cut last
 {
     const float *s = sampler->scaled;
     uint32_t best = max;
-    float best_value =
-        s[max] + mr_gumbel(mr_token_uniform(p->key, p->position, p->choice, max));
+    float best_value = s[max] + mr_gumbel(mr_token_uniform(p->key, p->position, p->choice, max));
     for (uint32_t v = 0; v < sampler->vocab_size; v++) {
         if (s[v] + NOISE_BOUND < best_value || !kept(s, v, last)) {
             continue;

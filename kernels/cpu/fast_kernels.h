@@ -17,19 +17,21 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MR_FAST_PANEL 16u /* outputs a panel */
+#define MR_FAST_STRIP 32u /* outputs a strip */
 #define MR_FAST_BLOCK 32u /* inputs that share a scale */
 #define MR_FAST_LANES 16u /* floats a vector of the templates has, on every instruction set */
 #define MR_FAST_GROUP 64u /* keys that attention unpacks at a time */
 #define MR_FAST_SPLIT 256u /* keys after which attention starts a new partial result */
 
-/* How a matrix lies in memory: panels of 16 outputs, padded with zeros, one after another.
+/* How a matrix lies in memory: strips of 32 outputs, padded with zeros, one after another, each
+ * read from its first byte to its last by a thread that multiplies with it.
  *
- *   float panel      [k][16 outputs] of the weight's own dtype
- *   quantised panel  [block][code bytes], then [block][16 scales d, 16 offsets m] in f16
- *     u4  [4 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c in its low and
- *         code 16 + 4i + c in its high nibble
- *     u8  [8 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c
+ *   float strip      [k][32 outputs] of the weight's own dtype
+ *   quantised strip  [block] { codes of outputs 0 … 15, codes of 16 … 31,
+ *                              f16 scales of the 32 outputs, f16 offsets of the 32 outputs }
+ *     u4 codes  [4 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c in its low and
+ *               code 16 + 4i + c in its high nibble
+ *     u8 codes  [8 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c
  *
  * A weight is d · (u − centre) or, with offsets, d · u + m. */
 typedef enum mr_fast_layout {
@@ -55,13 +57,12 @@ typedef struct mr_fast_block {
     uint32_t pad;
 } mr_fast_block;
 
-/* One or two neighbouring panels times some rows of activations. */
+/* One strip times some rows of activations. */
 typedef struct mr_fast_linear {
     uint32_t layout;
     uint32_t k;
-    const uint8_t *panels;
-    size_t panel_bytes;
-    uint32_t n; /* outputs, 1 … 16 · MR_FAST_PANELS; panels follow from it */
+    const uint8_t *strip;
+    uint32_t n; /* outputs that exist, 1 … MR_FAST_STRIP */
     uint32_t rows;
     const float *x;               /* [rows][x_stride], for float layouts */
     const mr_fast_block *x_quant; /* [rows][k / 32], for quantised ones */
@@ -71,8 +72,6 @@ typedef struct mr_fast_linear {
     size_t out_stride;
     uint8_t *scratch; /* mr_fast_linear_scratch(k) bytes, aligned to 64 */
 } mr_fast_linear;
-
-#define MR_FAST_PANELS 4u /* panels a call takes at most, and the grain of sharing */
 
 /* C[rows][cols] (+)= A[rows][depth] · B[depth][cols]; cols a multiple of 16. */
 typedef struct mr_fast_product {
@@ -98,6 +97,17 @@ typedef struct mr_fast_softmax {
     float max, sum; /* out */
 } mr_fast_softmax;
 
+/* A rectangle of a KV dtype (F32, F16, BF16) as floats. Strides in elements. */
+typedef struct mr_fast_widen {
+    mr_dtype dtype;
+    const void *from; /* [rows][from_stride] */
+    size_t from_stride;
+    float *to; /* [rows][to_stride] */
+    size_t to_stride;
+    uint32_t rows;
+    uint32_t cols;
+} mr_fast_widen;
+
 typedef struct mr_fast_kernels {
     /* codes of x[count], count a multiple of 32; a NaN makes the block's scale NaN. */
     void (*quantize)(const float *x, uint32_t count, mr_fast_block *out);
@@ -116,15 +126,16 @@ typedef struct mr_fast_kernels {
     /* out = act(gate) · up */
     void (*gated)(mr_activation activation, const float *gate, const float *up, float *out,
                   uint32_t count);
+    /* dims elements of x in place, angles as mr_cpu_rope has them: [dims / 2] each. */
     void (*rotate)(mr_rope_pairing pairing, float *x, const float *cos, const float *sin,
                    uint32_t dims);
-    /* Between float32 and a KV dtype (F32, F16, BF16). */
-    void (*widen)(mr_dtype dtype, const void *from, float *to, uint32_t count);
+    void (*widen)(const mr_fast_widen *job);
+    /* To a KV dtype (F32, F16, BF16), rounded to nearest even. */
     void (*narrow)(mr_dtype dtype, const float *from, void *to, uint32_t count);
 } mr_fast_kernels;
 
 extern const mr_fast_kernels mr_fast_kernels_portable;
-#ifdef MR_HAVE_X86
+#if defined(__x86_64__)
 extern const mr_fast_kernels mr_fast_kernels_avx2;
 extern const mr_fast_kernels mr_fast_kernels_avx512;
 #endif
@@ -132,8 +143,7 @@ extern const mr_fast_kernels mr_fast_kernels_avx512;
 /* Bytes of scratch that `linear` wants for inputs of `k`. */
 static inline size_t mr_fast_linear_scratch(uint32_t k)
 {
-    return (size_t)(k / MR_FAST_BLOCK) * MR_FAST_PANELS * MR_FAST_PANEL *
-           (MR_FAST_BLOCK + 2 * sizeof(float));
+    return (size_t)(k / MR_FAST_BLOCK) * MR_FAST_STRIP * (MR_FAST_BLOCK + 2 * sizeof(float));
 }
 
 #endif

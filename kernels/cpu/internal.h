@@ -82,7 +82,8 @@ struct mr_cpu_exec {
     uint32_t *history;      /* [slot][max_context] */
 
     /* This step. */
-    const mr_batch *batch;  /* NULL between steps */
+    const mr_batch *batch; /* NULL between steps */
+    bool pending;          /* submitted, not yet waited for */
     uint32_t *tokens;       /* [T] resolved ids */
     uint32_t *token_seq;    /* [T] which sequence of the batch */
 
@@ -155,11 +156,21 @@ void mr_cpu_op_sample(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
 /* Scratch bytes a thread that the reference's operators want. */
 size_t mr_cpu_ref_scratch(const mr_cpu_exec *exec);
 
+/* weights.c. Lays out and packs every weight of a checked plan on the pool's threads. */
+MR_MUST_USE mr_status mr_cpu_weights_create(const mr_cpu_path *path, mr_thread_pool *pool,
+                                            const mr_plan *plan, mr_progress_fn progress,
+                                            void *progress_ctx, mr_cpu_weights **out,
+                                            mr_error *err);
+void mr_cpu_weights_destroy(mr_cpu_weights *weights);
+
 /* exec.c. Gives the executor; borrows pool, plan and weights. */
 MR_MUST_USE mr_status mr_cpu_exec_create(mr_thread_pool *pool, const mr_plan *plan,
                                          const mr_cpu_weights *weights,
                                          const mr_exec_options *options, mr_exec **out,
                                          mr_error *err);
+/* step.c: submit and wait of the executor's table. */
+MR_MUST_USE mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err);
+MR_MUST_USE mr_status mr_cpu_step_wait(mr_exec *base, mr_step_output *out, mr_error *err);
 /* batch_check.c. Every count and index of the batch against the executor's limits, before any of
  * it is used; INVALID_ARGUMENT naming the entry. */
 MR_MUST_USE mr_status mr_cpu_batch_check(const mr_cpu_exec *exec, const mr_batch *batch,

@@ -1,0 +1,312 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Paged attention of the fast path. In a block of the KV pool the keys of a head lie transposed,
+ * [D][block_size], and the values as they come, [block_size][D].
+ *
+ * A tile is some neighbouring queries of one sequence times all query heads of one KV head, so
+ * that keys and values are read and widened once for all of them:
+ *
+ *   for each split of 256 positions        scores [rows][256] = Q · Kᵀ, 64 keys at a time
+ *                                          exp(score − max of the split), and its sum
+ *                                          part [rows][D] = those · V, 64 keys at a time
+ *                                          total, max, sum: merged with those of the splits before
+ *
+ * Splits begin at multiples of 256 whatever the query, every part is summed in the order of its
+ * keys, and a key that a row does not see adds nothing: a row's result does not depend on the tile
+ * it is in. That is why prefill chunks, decodes and any mixture give the same bits.
+ */
+#include "kernels/cpu/fast_internal.h"
+
+#include <math.h>
+#include <string.h>
+
+enum { TILE_ROWS = 48 };
+
+/* A tile and its scratch; widths: D, and D rounded up to a vector. */
+typedef struct tile {
+    const mr_cpu_exec *exec;
+    const mr_op_attention *op;
+    const uint32_t *positions; /* [queries] */
+    const uint32_t *table;     /* blocks of the sequence */
+    uint32_t share;            /* query heads a KV head */
+    uint32_t kv_head;
+    uint32_t first_query; /* row of the step */
+    uint32_t queries;
+    uint32_t rows; /* queries · share */
+    uint32_t width, padded;
+    uint32_t first_key, last_key; /* that any row sees */
+
+    float *q;      /* [rows][width] */
+    float *keys;   /* [width][64] */
+    float *values; /* [64][padded] */
+    float *scores; /* [rows][256] */
+    float *part;   /* [rows][padded] */
+    float *total;  /* [rows][padded] */
+    float *max, *sum; /* [rows] of total; a sum of 0: nothing yet */
+    float *part_max, *part_sum; /* [rows]; a sum of 0: the row sees no key of the split */
+} tile;
+
+static uint32_t round_up(uint32_t n, uint32_t unit)
+{
+    return (n + unit - 1) / unit * unit;
+}
+
+static uint32_t queries_a_tile(uint32_t share)
+{
+    return share < TILE_ROWS ? TILE_ROWS / share : 1;
+}
+
+/* Points the arrays of `t` into `scratch` (may be NULL) and gives the bytes they take. */
+static size_t place(tile *t, float *scratch)
+{
+    const size_t rows = (size_t)queries_a_tile(t->share) * t->share;
+    const size_t sizes[] = {rows * t->width,
+                            (size_t)t->width * MR_FAST_GROUP,
+                            (size_t)t->padded * MR_FAST_GROUP,
+                            rows * MR_FAST_SPLIT,
+                            rows * t->padded,
+                            rows * t->padded,
+                            rows,
+                            rows,
+                            rows,
+                            rows};
+    float **const arrays[] = {&t->q,     &t->keys, &t->values, &t->scores,   &t->part,
+                              &t->total, &t->max,  &t->sum,    &t->part_max, &t->part_sum};
+    size_t at = 0;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        *arrays[i] = scratch == NULL ? NULL : scratch + at;
+        at += (sizes[i] + MR_FAST_LANES - 1) / MR_FAST_LANES * MR_FAST_LANES;
+    }
+    return at * sizeof(float);
+}
+
+static tile tile_of(const mr_cpu_exec *exec, const mr_op_attention *op)
+{
+    const mr_plan_kv *kv = &exec->plan->kv;
+    return (tile){.exec = exec,
+                  .op = op,
+                  .share = op->heads / kv->heads,
+                  .width = kv->head_width,
+                  .padded = round_up(kv->head_width, MR_FAST_LANES)};
+}
+
+size_t mr_fast_attention_scratch(const mr_cpu_exec *exec, const mr_op_attention *op)
+{
+    tile t = tile_of(exec, op);
+    return place(&t, NULL);
+}
+
+/* First key that the query at `position` sees. */
+static uint32_t first_seen(const tile *t, uint32_t position)
+{
+    return t->op->window > 0 && position >= t->op->window ? position - t->op->window + 1 : 0;
+}
+
+/* Widens keys [key, key + count) into columns `column` … of the scratch, block by block. */
+static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t column)
+{
+    const uint32_t block_size = t->exec->options.block_size;
+    const mr_dtype dtype = t->exec->options.kv_dtype;
+    for (uint32_t done = 0, n; done < count; done += n) {
+        const uint32_t offset = (key + done) % block_size;
+        n = count - done < block_size - offset ? count - done : block_size - offset;
+        const uint8_t *block = mr_cpu_kv(t->exec, t->op->layer, 0,
+                                         t->table[(key + done) / block_size], t->kv_head);
+        const mr_fast_widen job = {
+            .dtype = dtype,
+            .from = block + (size_t)offset * mr_dtype_info_get(dtype)->block_bytes,
+            .from_stride = block_size,
+            .to = t->keys + column + done,
+            .to_stride = MR_FAST_GROUP,
+            .rows = t->width,
+            .cols = n,
+        };
+        mr_fast_kernels_of(t->exec)->widen(&job);
+    }
+}
+
+/* Widens values [key, key + count) into the first rows of the scratch. */
+static void load_values(const tile *t, uint32_t key, uint32_t count)
+{
+    const uint32_t block_size = t->exec->options.block_size;
+    for (uint32_t done = 0, n; done < count; done += n) {
+        const uint32_t offset = (key + done) % block_size;
+        n = count - done < block_size - offset ? count - done : block_size - offset;
+        const uint8_t *block = mr_cpu_kv(t->exec, t->op->layer, 1,
+                                         t->table[(key + done) / block_size], t->kv_head);
+        const mr_fast_widen job = {
+            .dtype = t->exec->options.kv_dtype,
+            .from = block + offset * t->exec->kv_row_bytes,
+            .from_stride = t->width,
+            .to = t->values + (size_t)done * t->padded,
+            .to_stride = t->padded,
+            .rows = n,
+            .cols = t->width,
+        };
+        mr_fast_kernels_of(t->exec)->widen(&job);
+    }
+}
+
+/* Where the group of key `key` (relative to its split) ends, at most `end`. */
+static uint32_t group_end(uint32_t key, uint32_t end)
+{
+    const uint32_t after = (key / MR_FAST_GROUP + 1) * MR_FAST_GROUP;
+    return after < end ? after : end;
+}
+
+/* scores = Q · Kᵀ for keys [begin, end) of the split at `base`. Keys outside are not read: they
+ * may have left the window and belong to somebody else by now. */
+static void score(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
+{
+    for (uint32_t key = begin, next; key < end; key = next) {
+        const uint32_t group = key / MR_FAST_GROUP * MR_FAST_GROUP;
+        next = group_end(key, end);
+        load_keys(t, base + key, next - key, key - group);
+        const mr_fast_product product = {.a = t->q,
+                                         .a_stride = t->width,
+                                         .b = t->keys,
+                                         .b_stride = MR_FAST_GROUP,
+                                         .c = t->scores + group,
+                                         .c_stride = MR_FAST_SPLIT,
+                                         .rows = t->rows,
+                                         .cols = round_up(next - group, MR_FAST_LANES),
+                                         .depth = t->width};
+        mr_fast_kernels_of(t->exec)->product(&product);
+    }
+}
+
+/* part = weights · V over the same keys. */
+static void weigh(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
+{
+    for (uint32_t key = begin, next; key < end; key = next) {
+        next = group_end(key, end);
+        load_values(t, base + key, next - key);
+        const mr_fast_product product = {.a = t->scores + key,
+                                         .a_stride = MR_FAST_SPLIT,
+                                         .b = t->values,
+                                         .b_stride = t->padded,
+                                         .c = t->part,
+                                         .c_stride = t->padded,
+                                         .rows = t->rows,
+                                         .cols = t->padded,
+                                         .depth = next - key,
+                                         .accumulate = key > begin};
+        mr_fast_kernels_of(t->exec)->product(&product);
+    }
+}
+
+/* Scores of row `r` to weights: 0 for keys that it does not see. */
+static void weights_of_row(const tile *t, uint32_t r, uint32_t base, uint32_t begin, uint32_t end)
+{
+    const uint32_t position = t->positions[r / t->share];
+    const uint32_t seen = first_seen(t, position);
+    const uint32_t last = position >= base ? position - base + 1 : 0;
+    mr_fast_softmax row = {.scores = t->scores + (size_t)r * MR_FAST_SPLIT,
+                           .first = begin / MR_FAST_LANES * MR_FAST_LANES,
+                           .covered = round_up(end, MR_FAST_LANES),
+                           .begin = seen > base ? seen - base : 0,
+                           .end = last < end ? last : end,
+                           .scale = t->op->scale,
+                           .soft_cap = t->op->soft_cap};
+    if (row.begin < row.end) {
+        mr_fast_kernels_of(t->exec)->softmax(&row);
+    } else {
+        memset(row.scores + row.first, 0, (row.covered - row.first) * sizeof(float));
+    }
+    t->part_max[r] = row.max;
+    t->part_sum[r] = row.sum;
+}
+
+/* Merges row `r` of part into total. Both are relative to their own maximum. */
+static void merge(const tile *t, uint32_t r)
+{
+    float *total = t->total + (size_t)r * t->padded;
+    const float *part = t->part + (size_t)r * t->padded;
+    if (t->part_sum[r] == 0.0f) {
+        return;
+    }
+    if (t->sum[r] == 0.0f) {
+        memcpy(total, part, t->padded * sizeof(*total));
+        t->max[r] = t->part_max[r];
+        t->sum[r] = t->part_sum[r];
+        return;
+    }
+    const float max = t->part_max[r] > t->max[r] ? t->part_max[r] : t->max[r];
+    const float a = expf(t->max[r] - max);
+    const float b = expf(t->part_max[r] - max);
+    mr_fast_kernels_of(t->exec)->blend(total, a, part, b, t->padded);
+    t->max[r] = max;
+    t->sum[r] = t->sum[r] * a + t->part_sum[r] * b;
+}
+
+static void run_split(const tile *t, uint32_t base)
+{
+    const uint32_t begin = t->first_key > base ? t->first_key - base : 0;
+    const uint32_t after = t->last_key - base + 1;
+    const uint32_t end = after < MR_FAST_SPLIT ? after : MR_FAST_SPLIT;
+    score(t, base, begin, end);
+    for (uint32_t r = 0; r < t->rows; r++) {
+        weights_of_row(t, r, base, begin, end);
+    }
+    weigh(t, base, begin, end);
+    for (uint32_t r = 0; r < t->rows; r++) {
+        merge(t, r);
+    }
+}
+
+static void run_tile(tile *t, const mr_op *op)
+{
+    const size_t head_bytes = t->width * sizeof(float);
+    t->first_key = UINT32_MAX;
+    t->last_key = 0;
+    for (uint32_t i = 0; i < t->queries; i++) {
+        const uint32_t seen = first_seen(t, t->positions[i]);
+        t->first_key = seen < t->first_key ? seen : t->first_key;
+        t->last_key = t->positions[i] > t->last_key ? t->positions[i] : t->last_key;
+    }
+    for (uint32_t r = 0; r < t->rows; r++) {
+        const float *row = mr_cpu_row(t->exec, t->op->qkv, t->first_query + r / t->share);
+        const size_t head = (size_t)t->kv_head * t->share + r % t->share;
+        memcpy(t->q + (size_t)r * t->width, row + head * t->width, head_bytes);
+        t->sum[r] = 0.0f;
+    }
+    for (uint32_t s = t->first_key / MR_FAST_SPLIT; s <= t->last_key / MR_FAST_SPLIT; s++) {
+        run_split(t, s * MR_FAST_SPLIT);
+    }
+    for (uint32_t r = 0; r < t->rows; r++) {
+        const uint32_t query = t->first_query + r / t->share;
+        const uint32_t first = (t->kv_head * t->share + r % t->share) * t->width;
+        float *out = mr_cpu_row(t->exec, t->op->out, query) + first;
+        memcpy(out, t->total + (size_t)r * t->padded, head_bytes);
+        mr_fast_kernels_of(t->exec)->scale(out, 1.0f / t->sum[r], t->width);
+        if (mr_fast_quantizes(t->exec, op)) {
+            mr_fast_quantize_row(t->exec, t->op->out, query, first, t->width);
+        }
+    }
+}
+
+void mr_fast_op_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
+                          uint32_t thread, uint32_t threads)
+{
+    tile t = tile_of(exec, &op->attention);
+    const uint32_t height = queries_a_tile(t.share);
+    const uint32_t kv_heads = exec->plan->kv.heads;
+    (void)place(&t, mr_cpu_scratch(exec, thread));
+    /* Dealt out in turn, because later tiles of a chunk see more keys. */
+    uint64_t unit = 0;
+    for (uint32_t seq = 0; seq < batch->n_seqs; seq++) {
+        const uint32_t end = batch->seq_start[seq + 1];
+        t.table = mr_cpu_block_table(exec, op->attention.layer, seq);
+        for (uint32_t query = batch->seq_start[seq]; query < end; query += height) {
+            t.first_query = query;
+            t.positions = batch->positions + query;
+            t.queries = end - query < height ? end - query : height;
+            t.rows = t.queries * t.share;
+            for (t.kv_head = 0; t.kv_head < kv_heads; t.kv_head++, unit++) {
+                if (unit % threads == thread) {
+                    run_tile(&t, op);
+                }
+            }
+        }
+    }
+}

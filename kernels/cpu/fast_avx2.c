@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * AVX2. vpmaddubsw adds two products of unsigned and signed bytes in int16 with saturation. Codes
+ * of 4 bits cannot saturate it, nor the sum of the eight words of a block (8 · 2 · 15 · 128 <
+ * 2^15); codes of 8 bits are taken as two of 4: u = 16 · high + low. So everything is exact.
+ *
+ * A strip of 32 outputs is four registers of 8 outputs × 4 codes; a register tile is one of those
+ * times up to three rows.
+ */
+#include "kernels/cpu/fast_simd_avx2.h"
+
+#include "kernels/cpu/fast_kernels_impl.h"
+#include "kernels/cpu/fast_tiles_impl.h"
+
+enum {
+    WORD_BYTES = 64, /* 16 outputs × 4 codes */
+    LANES = 8,       /* outputs a register */
+    PARTS = 4,       /* registers a strip */
+    MAX_ROWS = 3,
+};
+
+MR_SIMD __m256i word_of(const int8_t *codes)
+{
+    int32_t word;
+    memcpy(&word, codes, sizeof(word));
+    return _mm256_set1_epi32(word);
+}
+
+/* Adds the products of the low nibbles with x_low, and of the high ones with x_high. */
+MR_SIMD void add_word(__m256i raw, const int8_t *x_low, const int8_t *x_high, __m256i *low,
+                      __m256i *high)
+{
+    const __m256i nibble = _mm256_set1_epi8(0x0f);
+    const __m256i upper = _mm256_and_si256(_mm256_srli_epi16(raw, 4), nibble);
+    raw = _mm256_and_si256(raw, nibble);
+    *low = _mm256_add_epi16(*low, _mm256_maddubs_epi16(raw, word_of(x_low)));
+    *high = _mm256_add_epi16(*high, _mm256_maddubs_epi16(upper, word_of(x_high)));
+}
+
+/* Σ u · x of 8 outputs and one block of each row. */
+MR_SIMD void block_dots(bool bytes, uint32_t rows, const uint8_t *codes,
+                        const mr_fast_block *const *x, uint32_t b, __m256i dot[MAX_ROWS])
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    __m256i low[MAX_ROWS];
+    __m256i high[MAX_ROWS];
+    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+        low[r] = _mm256_setzero_si256();
+        high[r] = low[r];
+    }
+    const uint32_t words = bytes ? 8 : 4;
+    MR_UNROLL for (uint32_t w = 0; w < words; w++, codes += WORD_BYTES) {
+        const __m256i raw = _mm256_loadu_si256((const void *)codes);
+        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+            const int8_t *word = x[r][b].codes + 4 * w;
+            add_word(raw, word, bytes ? word : word + 16, &low[r], &high[r]);
+        }
+    }
+    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+        __m256i upper = _mm256_madd_epi16(high[r], ones);
+        upper = bytes ? _mm256_slli_epi32(upper, 4) : upper;
+        dot[r] = _mm256_add_epi32(_mm256_madd_epi16(low[r], ones), upper);
+    }
+}
+
+/* Part `part` of the strip times a few rows. layout and rows are constants where expanded. */
+MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_fast_linear *job,
+                       const mr_fast_block *x, float *out)
+{
+    const bool bytes = layout == MR_FAST_U8_CENTRED;
+    const bool offsets = layout == MR_FAST_U4_OFFSET;
+    const size_t code_bytes = (size_t)MR_FAST_STRIP * MR_FAST_BLOCK / (bytes ? 1 : 2);
+    const size_t block_bytes = code_bytes + (offsets ? 4 : 2) * MR_FAST_STRIP;
+    const uint8_t *block = job->strip;
+    const mr_fast_block *row[MAX_ROWS];
+    __m256 sum[MAX_ROWS];
+    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+        row[r] = x + r * job->x_stride;
+        sum[r] = _mm256_setzero_ps();
+    }
+    for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
+        __m256i dot[MAX_ROWS];
+        block_dots(bytes, rows, block + part / 2 * (code_bytes / 2) + part % 2 * (WORD_BYTES / 2),
+                   row, b, dot);
+        const void *scales = block + code_bytes;
+        const uint16_t *half = (const uint16_t *)scales + part * LANES;
+        const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const void *)half));
+        const void *shifts = half + (offsets ? MR_FAST_STRIP : 0);
+        const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128(shifts));
+        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+            const __m256i minus = _mm256_set1_epi32(row[r][b].minus_sum);
+            if (!offsets) {
+                dot[r] = _mm256_add_epi32(dot[r], _mm256_slli_epi32(minus, bytes ? 7 : 3));
+            }
+            const __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(row[r][b].scale));
+            sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]), scale, sum[r]);
+            if (offsets) {
+                sum[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(row[r][b].offset_sum), sum[r]);
+            }
+        }
+    }
+    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+        _mm256_storeu_ps(out + r * MR_FAST_STRIP + part * LANES, sum[r]);
+    }
+}
+
+MR_SIMD void strip_tile(uint32_t layout, uint32_t rows, const mr_fast_linear *job, uint32_t first)
+{
+    float sums[MAX_ROWS * MR_FAST_STRIP];
+    const mr_fast_block *x = job->x_quant + first * job->x_stride;
+    for (uint32_t part = 0; part < PARTS; part++) {
+        part_tile(layout, rows, part, job, x, sums);
+    }
+    for (uint32_t r = 0; r < rows; r++) {
+        float *out = job->out + (first + r) * job->out_stride;
+        for (uint32_t i = 0; i < job->n; i++) {
+            const float sum = sums[r * MR_FAST_STRIP + i];
+            out[i] = job->bias == NULL ? sum : sum + job->bias[i];
+        }
+    }
+}
+
+MR_SIMD void strip_rows(uint32_t layout, const mr_fast_linear *job)
+{
+    uint32_t first = 0;
+    for (; first + MAX_ROWS <= job->rows; first += MAX_ROWS) {
+        strip_tile(layout, MAX_ROWS, job, first);
+    }
+    for (; first < job->rows; first++) {
+        strip_tile(layout, 1, job, first);
+    }
+}
+
+static void linear(const mr_fast_linear *job)
+{
+    switch (job->layout) {
+    case MR_FAST_U4_OFFSET:
+        strip_rows(MR_FAST_U4_OFFSET, job);
+        break;
+    case MR_FAST_U4_CENTRED:
+        strip_rows(MR_FAST_U4_CENTRED, job);
+        break;
+    case MR_FAST_U8_CENTRED:
+        strip_rows(MR_FAST_U8_CENTRED, job);
+        break;
+    default:
+        mr_impl_linear_float(job);
+        break;
+    }
+}
+
+const mr_fast_kernels mr_fast_kernels_avx2 = MR_FAST_KERNELS(linear);

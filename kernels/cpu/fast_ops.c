@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Operators of the fast path but attention: how the work is cut; the arithmetic is in kernels. */
+#include "kernels/cpu/fast_internal.h"
+#include "kernels/cpu/fast_pack.h"
+
+#include <math.h>
+#include <string.h>
+
+enum {
+    UNITS_A_THREAD = 4,  /* pieces of a linear that a thread should have for an even share */
+    MIN_CHUNK_ROWS = 48, /* rows below which a piece is not cut further */
+};
+
+void mr_fast_quantize_row(const mr_cpu_exec *exec, mr_buffer_id id, uint32_t row, uint32_t first,
+                          uint32_t count)
+{
+    const size_t blocks = exec->plan->buffers[id].width / MR_FAST_BLOCK;
+    mr_fast_block *out = mr_fast_state_of(exec)->quant[id] + row * blocks + first / MR_FAST_BLOCK;
+    mr_fast_kernels_of(exec)->quantize(mr_cpu_row(exec, id, row) + first, count, out);
+}
+
+static void quantize_whole_row(const mr_cpu_exec *exec, const mr_op *op, mr_buffer_id id,
+                               uint32_t row)
+{
+    if (mr_fast_quantizes(exec, op)) {
+        mr_fast_quantize_row(exec, id, row, 0, exec->plan->buffers[id].width);
+    }
+}
+
+void mr_fast_op_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                      uint32_t threads)
+{
+    const mr_cpu_weight *table = &exec->weights->items[op->embed.table];
+    uint64_t begin;
+    uint64_t end;
+    mr_share(batch->n_tokens, 1, thread, threads, &begin, &end);
+    for (uint32_t t = (uint32_t)begin; t < end; t++) {
+        float *out = mr_cpu_row(exec, op->embed.out, t);
+        mr_fast_weight_row(table, exec->tokens[t], out);
+        mr_fast_kernels_of(exec)->scale(out, op->embed.scale, table->k);
+        quantize_whole_row(exec, op, op->embed.out, t);
+    }
+}
+
+void mr_fast_op_norm(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                     uint32_t threads)
+{
+    const mr_op_norm *norm = &op->norm;
+    const mr_fast_kernels *k = mr_fast_kernels_of(exec);
+    const uint32_t width = exec->plan->buffers[norm->stream].width;
+    const float *gain = mr_cpu_vector(exec, norm->gain);
+    const float *bias = mr_cpu_vector(exec, norm->bias);
+    uint64_t begin;
+    uint64_t end;
+    mr_share(mr_cpu_rows(exec->plan, norm->stream, batch), 1, thread, threads, &begin, &end);
+    for (uint32_t row = (uint32_t)begin; row < end; row++) {
+        float *x = mr_cpu_row(exec, norm->stream, row);
+        if (norm->in != MR_NO_BUFFER) {
+            k->add(x, mr_cpu_row(exec, norm->in, row), width);
+        }
+        const float centre = norm->kind == MR_NORM_LAYER ? k->mean(x, width) : 0.0f;
+        const float factor = 1.0f / sqrtf(k->mean_square(x, centre, width) + norm->epsilon);
+        k->normalize(x, centre, factor, gain, bias, mr_cpu_row(exec, norm->out, row), width);
+        quantize_whole_row(exec, op, norm->out, row);
+    }
+}
+
+/* A linear as a grid of strips (of all parts) × chunks of rows. */
+typedef struct grid {
+    uint32_t strips;
+    uint32_t chunks;
+    uint32_t rows;
+} grid;
+
+static uint32_t strips_of(uint32_t n)
+{
+    return n / MR_FAST_STRIP + (n % MR_FAST_STRIP > 0);
+}
+
+static grid make_grid(const mr_cpu_exec *exec, const mr_op_linear *linear, uint32_t rows,
+                      uint32_t threads)
+{
+    grid g = {.chunks = 1, .rows = rows};
+    for (uint32_t part = 0; part < linear->parts; part++) {
+        g.strips += strips_of(exec->weights->items[linear->weight[part]].n);
+    }
+    while (threads > 1 && (uint64_t)g.strips * g.chunks < (uint64_t)UNITS_A_THREAD * threads &&
+           rows / (2 * g.chunks) >= MIN_CHUNK_ROWS) {
+        g.chunks *= 2;
+    }
+    return g;
+}
+
+/* Which part strip `*strip` of the grid belongs to; it becomes a strip of that part, and *column
+ * the first column of the part in the output. */
+static uint32_t find_part(const mr_cpu_exec *exec, const mr_op_linear *linear, uint32_t *strip,
+                          uint32_t *column)
+{
+    uint32_t part = 0;
+    *column = 0;
+    for (; part + 1 < linear->parts; part++) {
+        const uint32_t n = exec->weights->items[linear->weight[part]].n;
+        if (*strip < strips_of(n)) {
+            break;
+        }
+        *strip -= strips_of(n);
+        *column += n;
+    }
+    return part;
+}
+
+static void run_unit(mr_cpu_exec *exec, const mr_op_linear *linear, const grid *g, uint32_t unit,
+                     uint8_t *scratch)
+{
+    uint32_t strip = unit % g->strips;
+    uint32_t column;
+    const uint32_t part = find_part(exec, linear, &strip, &column);
+    const mr_cpu_weight *weight = &exec->weights->items[linear->weight[part]];
+    const float *bias = mr_cpu_vector(exec, linear->bias[part]);
+    const uint32_t first = strip * MR_FAST_STRIP;
+    const uint32_t left = weight->n - first;
+    uint64_t begin;
+    uint64_t end;
+    mr_share(g->rows, 1, unit / g->strips, g->chunks, &begin, &end);
+    mr_fast_linear job = {
+        .layout = weight->layout,
+        .k = weight->k,
+        .strip = (const uint8_t *)weight->data +
+                 strip * mr_fast_strip_bytes(weight->layout, weight->k),
+        .n = left < MR_FAST_STRIP ? left : MR_FAST_STRIP,
+        .rows = (uint32_t)(end - begin),
+        .bias = bias == NULL ? NULL : bias + first,
+        .out = mr_cpu_row(exec, linear->out, (uint32_t)begin) + column + first,
+        .out_stride = exec->plan->buffers[linear->out].width,
+        .scratch = scratch,
+    };
+    if (mr_fast_is_quantised(weight->layout)) {
+        job.x_stride = weight->k / MR_FAST_BLOCK;
+        job.x_quant = mr_fast_state_of(exec)->quant[linear->in] + begin * job.x_stride;
+    } else {
+        job.x_stride = weight->k;
+        job.x = mr_cpu_row(exec, linear->in, (uint32_t)begin);
+    }
+    mr_fast_kernels_of(exec)->linear(&job);
+}
+
+void mr_fast_op_linear(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                       uint32_t threads)
+{
+    const mr_op_linear *linear = &op->linear;
+    const uint32_t rows = mr_cpu_rows(exec->plan, linear->in, batch);
+    uint64_t begin;
+    uint64_t end;
+    if (rows == 0) {
+        return;
+    }
+    if (mr_fast_quantizes(exec, op)) {
+        mr_share(rows, 1, thread, threads, &begin, &end);
+        for (uint32_t row = (uint32_t)begin; row < end; row++) {
+            quantize_whole_row(exec, op, linear->in, row);
+        }
+        mr_thread_pool_barrier(exec->pool);
+    }
+    const grid g = make_grid(exec, linear, rows, threads);
+    mr_share((uint64_t)g.strips * g.chunks, 1, thread, threads, &begin, &end);
+    for (uint32_t unit = (uint32_t)begin; unit < end; unit++) {
+        run_unit(exec, linear, &g, unit, mr_cpu_scratch(exec, thread));
+    }
+}
+
+/* One head of keys, already rotated, into its column of the block: see fast_attention.c. */
+static void write_key(const mr_cpu_exec *exec, const float *key, uint8_t *block, uint32_t offset)
+{
+    const uint32_t width = exec->plan->kv.head_width;
+    const size_t stride = exec->options.block_size;
+    if (exec->options.kv_dtype == MR_DTYPE_F32) {
+        float *column = (float *)(void *)block + offset;
+        for (uint32_t d = 0; d < width; d++) {
+            column[d * stride] = key[d];
+        }
+        return;
+    }
+    uint16_t part[MR_FAST_LANES];
+    uint16_t *column = (uint16_t *)(void *)block + offset;
+    for (uint32_t d = 0; d < width; d += MR_FAST_LANES) {
+        const uint32_t n = width - d < MR_FAST_LANES ? width - d : MR_FAST_LANES;
+        mr_fast_kernels_of(exec)->narrow(exec->options.kv_dtype, key + d, part, n);
+        for (uint32_t i = 0; i < n; i++) {
+            column[(d + i) * stride] = part[i];
+        }
+    }
+}
+
+/* One head of a row of qkv: rotated unless it is a value, and kept if it is not a query. */
+static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_batch *batch,
+                         uint32_t t, uint32_t head)
+{
+    const mr_plan_kv *kv = &exec->plan->kv;
+    const mr_fast_kernels *k = mr_fast_kernels_of(exec);
+    float *x = mr_cpu_row(exec, rope->qkv, t) + (size_t)head * kv->head_width;
+    const bool value = head >= rope->heads + kv->heads;
+    if (!value && rope->rope != UINT16_MAX) {
+        const mr_plan_rope *table = &exec->plan->ropes[rope->rope];
+        const size_t at = (size_t)batch->positions[t] * (table->dims / 2);
+        k->rotate(table->pairing, x, exec->ropes[rope->rope].cos + at,
+                  exec->ropes[rope->rope].sin + at, table->dims);
+    }
+    if (head < rope->heads) {
+        return;
+    }
+    const uint32_t slot = batch->kv_slot[(size_t)kv->group_of[rope->layer] * batch->n_tokens + t];
+    const uint32_t offset = slot % exec->options.block_size;
+    const uint32_t kv_head = (head - rope->heads) % kv->heads;
+    uint8_t *block =
+        mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
+    if (value) {
+        k->narrow(exec->options.kv_dtype, x, block + offset * exec->kv_row_bytes, kv->head_width);
+    } else {
+        write_key(exec, x, block, offset);
+    }
+}
+
+void mr_fast_op_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                        uint32_t threads)
+{
+    const uint32_t heads = op->rope_kv.heads + 2 * exec->plan->kv.heads;
+    uint64_t begin;
+    uint64_t end;
+    mr_share((uint64_t)batch->n_tokens * heads, 1, thread, threads, &begin, &end);
+    for (uint64_t i = begin; i < end; i++) {
+        rope_kv_head(exec, &op->rope_kv, batch, (uint32_t)(i / heads), (uint32_t)(i % heads));
+    }
+}
+
+void mr_fast_op_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                      uint32_t threads)
+{
+    const mr_op_gated *gated = &op->gated;
+    const uint64_t width = exec->plan->buffers[gated->out].width;
+    const uint64_t blocks = width / MR_FAST_BLOCK + (width % MR_FAST_BLOCK > 0);
+    uint64_t begin;
+    uint64_t end;
+    mr_share(mr_cpu_rows(exec->plan, gated->in, batch) * blocks, 1, thread, threads, &begin, &end);
+    while (begin < end) {
+        const uint32_t row = (uint32_t)(begin / blocks);
+        const uint64_t first = begin % blocks * MR_FAST_BLOCK;
+        begin = (row + 1) * blocks < end ? (row + 1) * blocks : end;
+        uint64_t last = (begin - row * blocks) * MR_FAST_BLOCK;
+        last = last < width ? last : width;
+        const float *gate = mr_cpu_row(exec, gated->in, row) + first;
+        float *out = mr_cpu_row(exec, gated->out, row) + first;
+        const uint32_t count = (uint32_t)(last - first);
+        mr_fast_kernels_of(exec)->gated(gated->activation, gate, gate + width, out, count);
+        if (mr_fast_quantizes(exec, op)) {
+            mr_fast_quantize_row(exec, gated->out, row, (uint32_t)first, count);
+        }
+    }
+}
+
+void mr_fast_op_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                       uint32_t threads)
+{
+    const size_t width = exec->plan->buffers[op->unary.out].width;
+    uint64_t begin;
+    uint64_t end;
+    mr_share(batch->n_rows, 1, thread, threads, &begin, &end);
+    for (uint32_t r = (uint32_t)begin; r < end; r++) {
+        memcpy(mr_cpu_row(exec, op->unary.out, r),
+               mr_cpu_row(exec, op->unary.in, batch->logit_rows[r]), width * sizeof(float));
+        quantize_whole_row(exec, op, op->unary.out, r);
+    }
+}

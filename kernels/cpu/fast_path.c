@@ -1,0 +1,207 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The vectorised paths: one table an instruction set, all with the same operators. */
+#include "base/checked.h"
+#include "kernels/cpu/fast_internal.h"
+#include "kernels/cpu/fast_pack.h"
+
+#include <stdlib.h>
+
+static bool is_quantised(const mr_cpu_exec *exec, const mr_op_linear *linear)
+{
+    for (uint32_t part = 0; part < linear->parts; part++) {
+        if (mr_fast_is_quantised(exec->weights->items[linear->weight[part]].layout)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* The buffer that `op` writes whole rows of, if it is able to quantise them as it goes. */
+static mr_buffer_id quantizable_output(const mr_cpu_exec *exec, const mr_op *op)
+{
+    switch (op->kind) {
+    case MR_OP_EMBED:
+        return op->embed.out;
+    case MR_OP_NORM:
+        return op->norm.out;
+    case MR_OP_GATED:
+        return op->gated.out;
+    case MR_OP_GATHER:
+        return op->unary.out;
+    case MR_OP_ATTENTION:
+        return exec->plan->kv.head_width % MR_FAST_BLOCK == 0 ? op->attention.out : MR_NO_BUFFER;
+    default:
+        return MR_NO_BUFFER;
+    }
+}
+
+/* Whether `op` changes buffer `id`. */
+static bool writes(const mr_op *op, mr_buffer_id id)
+{
+    switch (op->kind) {
+    case MR_OP_EMBED:
+        return op->embed.out == id;
+    case MR_OP_NORM:
+        return op->norm.out == id || op->norm.stream == id;
+    case MR_OP_LINEAR:
+        return op->linear.out == id;
+    case MR_OP_ROPE_KV:
+        return op->rope_kv.qkv == id;
+    case MR_OP_ATTENTION:
+        return op->attention.out == id;
+    case MR_OP_GATED:
+        return op->gated.out == id;
+    case MR_OP_ALL_REDUCE:
+    case MR_OP_GATHER:
+        return op->unary.out == id;
+    case MR_OP_SAMPLE:
+        break;
+    }
+    return false;
+}
+
+/* Marks who quantises the input of linear `index`: its last writer, or the linear itself. */
+static void assign_quantizer(const mr_cpu_exec *exec, mr_fast_state *state, uint32_t index)
+{
+    const mr_op *ops = exec->plan->ops;
+    const mr_buffer_id id = ops[index].linear.in;
+    for (uint32_t i = index; i-- > 0;) {
+        if (writes(&ops[i], id) && ops[i].kind != MR_OP_ALL_REDUCE) {
+            const bool able = quantizable_output(exec, &ops[i]) == id;
+            state->quantize[able ? i : index] = true;
+            return;
+        }
+    }
+    state->quantize[index] = true;
+}
+
+static mr_fast_block *make_blocks(mr_cpu_exec *exec, mr_buffer_id id)
+{
+    const mr_plan_buffer *buffer = &exec->plan->buffers[id];
+    const uint64_t rows =
+        buffer->rows == MR_ROWS_TOKENS ? exec->options.max_tokens : exec->options.max_rows;
+    uint64_t bytes;
+    if (!mr_mul_u64(rows, buffer->width / MR_FAST_BLOCK * sizeof(mr_fast_block), &bytes)) {
+        return NULL;
+    }
+    exec->activation_bytes += bytes;
+    return mr_alloc_aligned(bytes);
+}
+
+static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_error *err)
+{
+    const mr_plan *plan = exec->plan;
+    mr_fast_state *state = mr_calloc(1, sizeof(*state));
+    exec->path_state = state;
+    if (state != NULL) {
+        state->kernels = kernels;
+        state->quant = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->quant));
+        state->quantize = mr_calloc((size_t)plan->n_ops + 1, sizeof(*state->quantize));
+    }
+    bool enough = state != NULL && state->quant != NULL && state->quantize != NULL;
+    for (uint32_t i = 0; enough && i < plan->n_ops; i++) {
+        const mr_op *op = &plan->ops[i];
+        if (op->kind != MR_OP_LINEAR || !is_quantised(exec, &op->linear)) {
+            continue;
+        }
+        const mr_buffer_id in = op->linear.in;
+        assign_quantizer(exec, state, i);
+        if (state->quant[in] == NULL) {
+            state->quant[in] = make_blocks(exec, in);
+            enough = state->quant[in] != NULL;
+        }
+    }
+    if (!enough) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                       "activations: out of memory at %llu MiB; fewer tokens a step need less",
+                       (unsigned long long)(exec->activation_bytes >> 20));
+    }
+    return MR_OK;
+}
+
+static void deinit(mr_cpu_exec *exec)
+{
+    mr_fast_state *state = exec->path_state;
+    if (state == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; state->quant != NULL && i < exec->plan->n_buffers; i++) {
+        free(state->quant[i]);
+    }
+    free(state->quant);
+    free(state->quantize);
+    free(state);
+    exec->path_state = NULL;
+}
+
+static size_t scratch_bytes(const mr_cpu_exec *exec)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
+        const mr_op *op = &exec->plan->ops[i];
+        size_t bytes = 0;
+        if (op->kind == MR_OP_ATTENTION) {
+            bytes = mr_fast_attention_scratch(exec, &op->attention);
+        } else if (op->kind == MR_OP_LINEAR) {
+            bytes = mr_fast_linear_scratch(exec->plan->buffers[op->linear.in].width);
+        }
+        most = bytes > most ? bytes : most;
+    }
+    return most;
+}
+
+/* Fields that every path has; `revision` goes up with every change that changes bits. */
+#define FAST_PATH(isa, init_fn)                                                                    \
+    {                                                                                              \
+        .name = isa, .numerics = "cpu-" isa "/int8a32/1", .weight_layout = mr_fast_weight_layout,  \
+        .weight_pack = mr_fast_weight_pack, .scratch_bytes = scratch_bytes, .exec_init = (init_fn),\
+        .exec_deinit = deinit,                                                                     \
+        .ops = {                                                                                   \
+            [MR_OP_EMBED] = mr_fast_op_embed,                                                      \
+            [MR_OP_NORM] = mr_fast_op_norm,                                                        \
+            [MR_OP_LINEAR] = mr_fast_op_linear,                                                    \
+            [MR_OP_ROPE_KV] = mr_fast_op_rope_kv,                                                  \
+            [MR_OP_ATTENTION] = mr_fast_op_attention,                                              \
+            [MR_OP_GATED] = mr_fast_op_gated,                                                      \
+            [MR_OP_GATHER] = mr_fast_op_gather,                                                    \
+            [MR_OP_SAMPLE] = mr_cpu_op_sample,                                                     \
+        },                                                                                         \
+    }
+
+static mr_status init_portable(mr_cpu_exec *exec, mr_error *err)
+{
+    return init(exec, &mr_fast_kernels_portable, err);
+}
+
+static const mr_cpu_path portable = FAST_PATH("portable", init_portable);
+
+#if defined(__x86_64__)
+static mr_status init_avx2(mr_cpu_exec *exec, mr_error *err)
+{
+    return init(exec, &mr_fast_kernels_avx2, err);
+}
+
+static mr_status init_avx512(mr_cpu_exec *exec, mr_error *err)
+{
+    return init(exec, &mr_fast_kernels_avx512, err);
+}
+
+static const mr_cpu_path avx2 = FAST_PATH("avx2", init_avx2);
+static const mr_cpu_path avx512vnni = FAST_PATH("avx512vnni", init_avx512);
+#endif
+
+const mr_cpu_path *mr_cpu_fast_path(mr_cpu_isa isa)
+{
+    switch (isa) {
+    case MR_CPU_ISA_PORTABLE:
+        return &portable;
+#if defined(__x86_64__)
+    case MR_CPU_ISA_AVX2:
+        return &avx2;
+    case MR_CPU_ISA_AVX512_VNNI:
+        return &avx512vnni;
+#endif
+    default:
+        return NULL;
+    }
+}

@@ -1,0 +1,156 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/cpu/internal.h"
+
+#include "base/checked.h"
+#include "base/cpu.h"
+
+#include <stdlib.h>
+
+/* What the operators use each weight for. */
+static void find_uses(const mr_plan *plan, mr_cpu_weight *items)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        const mr_op *op = &plan->ops[i];
+        if (op->kind == MR_OP_EMBED) {
+            items[op->embed.table].uses |= MR_CPU_USE_EMBED;
+        } else if (op->kind == MR_OP_NORM) {
+            items[op->norm.gain].uses |= MR_CPU_USE_VECTOR;
+            if (op->norm.bias != MR_NO_WEIGHT) {
+                items[op->norm.bias].uses |= MR_CPU_USE_VECTOR;
+            }
+        } else if (op->kind == MR_OP_LINEAR) {
+            for (uint32_t part = 0; part < op->linear.parts; part++) {
+                items[op->linear.weight[part]].uses |= MR_CPU_USE_LINEAR;
+                if (op->linear.bias[part] != MR_NO_WEIGHT) {
+                    items[op->linear.bias[part]].uses |= MR_CPU_USE_VECTOR;
+                }
+            }
+        }
+    }
+}
+
+/* Decides layout and size of one weight; a weight that nothing uses takes no memory. */
+static mr_status lay_out(const mr_cpu_path *path, const mr_plan_weight *from, mr_cpu_weight *to,
+                         mr_error *err)
+{
+    to->dtype = from->dtype;
+    to->n = from->n;
+    to->k = from->k;
+    if (to->uses == 0) {
+        return MR_OK;
+    }
+    if ((to->uses & MR_CPU_USE_VECTOR) == 0) {
+        return path->weight_layout(from, to, err);
+    }
+    if (to->uses != MR_CPU_USE_VECTOR) {
+        return mr_fail(err, MR_INVALID_ARGUMENT,
+                       "plan weight \"%s\" is used as a vector and as a matrix", from->name);
+    }
+    to->dtype = MR_DTYPE_F32;
+    to->bytes = (uint64_t)from->n * from->k * sizeof(float);
+    return MR_OK;
+}
+
+static mr_status lay_out_all(const mr_plan *plan, mr_cpu_weights *weights, mr_error *err)
+{
+    find_uses(plan, weights->items);
+    for (uint32_t i = 0; i < weights->count; i++) {
+        MR_TRY(lay_out(weights->path, &plan->weights[i], &weights->items[i], err));
+        if (!mr_add_u64(weights->bytes, weights->items[i].bytes, &weights->bytes)) {
+            return mr_fail(err, MR_RESOURCE_EXHAUSTED, "weights: more than 2^64 bytes");
+        }
+    }
+    const uint64_t available = mr_memory_available();
+    if (weights->bytes > available) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                       "weights: %llu MiB are needed and %llu MiB of memory are available; a "
+                       "smaller or more quantised model would fit",
+                       (unsigned long long)(weights->bytes >> 20),
+                       (unsigned long long)(available >> 20));
+    }
+    return MR_OK;
+}
+
+typedef struct pack_job {
+    const mr_cpu_path *path;
+    const mr_plan_weight *from;
+    mr_cpu_weight *to;
+} pack_job;
+
+static void pack(void *ctx, uint32_t thread, uint32_t threads)
+{
+    const pack_job *job = ctx;
+    if (job->to->uses != MR_CPU_USE_VECTOR) {
+        job->path->weight_pack(job->from, job->to, thread, threads);
+    } else if (thread == 0) {
+        mr_dequantize(job->from->dtype, job->from->data, job->to->data,
+                      (uint64_t)job->from->n * job->from->k);
+    }
+}
+
+static mr_status pack_all(mr_thread_pool *pool, const mr_plan *plan, mr_cpu_weights *weights,
+                          mr_progress_fn progress, void *progress_ctx)
+{
+    uint64_t total = 0;
+    for (uint32_t i = 0; i < weights->count; i++) {
+        total += plan->weights[i].bytes;
+    }
+    uint64_t done = 0;
+    for (uint32_t i = 0; i < weights->count; i++) {
+        mr_cpu_weight *to = &weights->items[i];
+        if (to->bytes > 0) {
+            to->data = mr_alloc_aligned(to->bytes);
+            if (to->data == NULL) {
+                return MR_RESOURCE_EXHAUSTED;
+            }
+            pack_job job = {.path = weights->path, .from = &plan->weights[i], .to = to};
+            mr_thread_pool_run(pool, pack, &job);
+        }
+        done += plan->weights[i].bytes;
+        if (progress != NULL) {
+            progress(progress_ctx, done, total);
+        }
+    }
+    return MR_OK;
+}
+
+mr_status mr_cpu_weights_create(const mr_cpu_path *path, mr_thread_pool *pool, const mr_plan *plan,
+                                mr_progress_fn progress, void *progress_ctx, mr_cpu_weights **out,
+                                mr_error *err)
+{
+    mr_status status = MR_RESOURCE_EXHAUSTED;
+    mr_cpu_weights *weights = mr_calloc(1, sizeof(*weights));
+    if (weights != NULL) {
+        weights->path = path;
+        weights->count = plan->n_weights;
+        weights->items = mr_calloc((size_t)plan->n_weights + 1, sizeof(*weights->items));
+    }
+    if (weights == NULL || weights->items == NULL) {
+        (void)mr_fail(err, status, "weights: out of memory");
+        goto cleanup;
+    }
+    MR_TRY_CLEANUP(status, lay_out_all(plan, weights, err));
+    status = pack_all(pool, plan, weights, progress, progress_ctx);
+    if (status != MR_OK) {
+        (void)mr_fail(err, status, "weights: out of memory at %llu MiB",
+                      (unsigned long long)(weights->bytes >> 20));
+        goto cleanup;
+    }
+    *out = weights;
+    weights = NULL;
+cleanup:
+    mr_cpu_weights_destroy(weights);
+    return status;
+}
+
+void mr_cpu_weights_destroy(mr_cpu_weights *weights)
+{
+    if (weights == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; weights->items != NULL && i < weights->count; i++) {
+        free(weights->items[i].data);
+    }
+    free(weights->items);
+    free(weights);
+}

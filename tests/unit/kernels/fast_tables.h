@@ -1,0 +1,33 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The kernel tables that this machine can run, for the tests of the fast path. */
+#ifndef MILLRACE_TESTS_FAST_TABLES_H
+#define MILLRACE_TESTS_FAST_TABLES_H
+
+#include "base/cpu.h"
+#include "kernels/cpu/fast_kernels.h"
+
+#define FAST_TABLES_MAX 3
+
+typedef struct fast_table {
+    const char *name;
+    const mr_fast_kernels *kernels;
+} fast_table;
+
+/* Gives how many of `out` it filled. */
+static inline uint32_t fast_tables(fast_table out[FAST_TABLES_MAX])
+{
+    uint32_t count = 0;
+    out[count++] = (fast_table){"portable", &mr_fast_kernels_portable};
+#if defined(__x86_64__)
+    const mr_cpu_features cpu = mr_cpu_detect();
+    if (cpu.avx2_fma) {
+        out[count++] = (fast_table){"avx2", &mr_fast_kernels_avx2};
+    }
+    if (cpu.avx512_vnni) {
+        out[count++] = (fast_table){"avx512vnni", &mr_fast_kernels_avx512};
+    }
+#endif
+    return count;
+}
+
+#endif

@@ -1,0 +1,297 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whole steps on every vectorised path of this machine: against the float32 reference, and against
+ * themselves under every way of cutting and mixing the work. */
+#include "kernels/cpu/cpu_backend.h"
+#include "tiny_plan.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LENGTH = 41, VOCAB = 96 };
+
+static const mr_cpu_isa isas[] = {MR_CPU_ISA_PORTABLE, MR_CPU_ISA_AVX2, MR_CPU_ISA_AVX512_VNNI};
+
+/* NULL where this machine lacks the instruction set. */
+static mr_backend *make_backend(mr_compute compute, mr_cpu_isa isa, uint32_t threads)
+{
+    mr_backend *backend = NULL;
+    mr_error err = {0};
+    const mr_cpu_options options = {.compute = compute, .isa = isa, .threads = threads};
+    const mr_status status = mr_cpu_backend_create(&options, &backend, &err);
+    if (status == MR_FAILED_PRECONDITION && isa != MR_CPU_ISA_PORTABLE) {
+        return NULL;
+    }
+    assert_int_equal(status, MR_OK);
+    return backend;
+}
+
+static void make_tokens(uint64_t seed, int32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        tokens[i] = (int32_t)(tiny_random(&seed) % VOCAB);
+    }
+}
+
+/* How the tokens of a sequence are cut into steps, and what else is in them. */
+typedef struct schedule {
+    uint32_t chunk;     /* tokens a step */
+    uint32_t neighbours; /* other sequences, one chunk a step each, fed before it */
+} schedule;
+
+/* Logits [LENGTH][VOCAB] of one sequence. */
+static float *run(mr_backend *backend, const tiny_plan *tiny, const mr_exec_options *options,
+                  schedule how)
+{
+    int32_t tokens[LENGTH];
+    int32_t others[LENGTH];
+    float *logits = malloc(LENGTH * VOCAB * sizeof(*logits));
+    assert_non_null(logits);
+    make_tokens(7, tokens, LENGTH);
+    make_tokens(8, others, LENGTH);
+    tiny_session session;
+    tiny_session_create(tiny, backend, options, &session);
+    for (uint32_t start = 0, count; start < LENGTH; start += count) {
+        count = LENGTH - start < how.chunk ? LENGTH - start : how.chunk;
+        mr_batch_reset(session.storage);
+        for (uint32_t slot = 0; slot < how.neighbours; slot++) {
+            tiny_feed(&session, slot, others + start, start, count, false);
+        }
+        tiny_feed(&session, how.neighbours, tokens + start, start, count, true);
+        mr_step_output out;
+        tiny_run(&session, &out);
+        assert_int_equal(out.n_rows, how.neighbours + count);
+        memcpy(logits + (size_t)start * VOCAB, out.logits + (size_t)how.neighbours * VOCAB,
+               (size_t)count * VOCAB * sizeof(*logits));
+    }
+    tiny_session_destroy(&session);
+    return logits;
+}
+
+/* Largest error of a row, relative to the length of the row. */
+static double distance(const float *a, const float *b)
+{
+    double worst = 0;
+    for (uint32_t row = 0; row < LENGTH; row++) {
+        double error = 0;
+        double length = 0;
+        for (uint32_t i = 0; i < VOCAB; i++) {
+            const double x = (double)a[row * VOCAB + i];
+            const double y = (double)b[row * VOCAB + i];
+            error += (x - y) * (x - y);
+            length += y * y;
+        }
+        const double relative = sqrt(error / length);
+        worst = relative > worst || isnan(relative) ? relative : worst;
+    }
+    return worst;
+}
+
+static void check_against_reference(const tiny_dims *dims, const mr_exec_options *options,
+                                    double tolerance, const char *what)
+{
+    tiny_plan tiny;
+    tiny_plan_create(dims, &tiny);
+    mr_backend *reference = make_backend(MR_COMPUTE_F32, MR_CPU_ISA_AUTO, 1);
+    float *expected = run(reference, &tiny, options, (schedule){.chunk = LENGTH});
+    for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+        mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], 2);
+        if (backend == NULL) {
+            continue;
+        }
+        float *logits = run(backend, &tiny, options, (schedule){.chunk = LENGTH});
+        const double found = distance(logits, expected);
+        if (!(found <= tolerance)) {
+            fail_msg("%s, isa %d: relative error %g, at most %g is allowed", what, (int)isas[i],
+                     found, tolerance);
+        }
+        free(logits);
+        backend->vt->destroy(backend);
+    }
+    free(expected);
+    reference->vt->destroy(reference);
+    tiny_plan_destroy(&tiny);
+}
+
+static void test_float_weights_as_reference(void **state)
+{
+    (void)state;
+    static const mr_dtype dtypes[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16};
+    const mr_exec_options options = tiny_options();
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.dtype = dtypes[i];
+        check_against_reference(&dims, &options, 1e-5, mr_dtype_info_get(dtypes[i])->name);
+    }
+}
+
+static void test_quantised_weights_near_reference(void **state)
+{
+    (void)state;
+    static const mr_dtype dtypes[] = {MR_DTYPE_Q8_0, MR_DTYPE_Q4_0, MR_DTYPE_Q4_1};
+    const mr_exec_options options = tiny_options();
+    for (size_t i = 0; i < sizeof(dtypes) / sizeof(dtypes[0]); i++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.dtype = dtypes[i];
+        dims.tied = true;
+        /* Activations lose about 1/254 of the largest of 32 to rounding. */
+        check_against_reference(&dims, &options, 0.03, mr_dtype_info_get(dtypes[i])->name);
+        dims.head_width = 32; /* attention quantises its own output */
+        check_against_reference(&dims, &options, 0.03, mr_dtype_info_get(dtypes[i])->name);
+    }
+}
+
+static void test_variants_as_reference(void **state)
+{
+    (void)state;
+    const mr_exec_options options = tiny_options();
+    tiny_dims dims = tiny_dims_default();
+    dims.pairing = MR_ROPE_HALVES;
+    dims.head_width = 36;
+    check_against_reference(&dims, &options, 1e-5, "rope by halves, D 36");
+    dims = tiny_dims_default();
+    dims.norm = MR_NORM_LAYER;
+    dims.biases = true;
+    dims.width = 50;
+    dims.ffn = 37;
+    check_against_reference(&dims, &options, 1e-5, "layer norm, biases, odd widths");
+    dims = tiny_dims_default();
+    dims.window = 9;
+    dims.soft_cap = 2.0f;
+    dims.embed_scale = 8.0f;
+    check_against_reference(&dims, &options, 1e-5, "window, soft cap, embedding scale");
+    dims = tiny_dims_default();
+    dims.heads = 6;
+    dims.kv_heads = 1;
+    check_against_reference(&dims, &options, 1e-5, "one KV head");
+    static const mr_activation activations[] = {MR_ACT_SILU, MR_ACT_GELU_TANH, MR_ACT_GELU,
+                                                MR_ACT_RELU};
+    for (size_t i = 0; i < sizeof(activations) / sizeof(activations[0]); i++) {
+        dims = tiny_dims_default();
+        dims.activation = activations[i];
+        check_against_reference(&dims, &options, 1e-5, "activation");
+    }
+}
+
+static void test_kv_types_and_blocks(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 5, 8, 16, 40};
+    const tiny_dims dims = tiny_dims_default();
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        mr_exec_options options = tiny_options();
+        options.block_size = sizes[i];
+        options.n_blocks = 1 + options.max_seqs * (options.max_context / sizes[i]);
+        check_against_reference(&dims, &options, 1e-5, "f32 blocks");
+        /* Rounding may fall to the other side where the float32 value is a hair off. */
+        options.kv_dtype = MR_DTYPE_F16;
+        check_against_reference(&dims, &options, 1e-3, "f16 blocks");
+        options.kv_dtype = MR_DTYPE_BF16;
+        check_against_reference(&dims, &options, 5e-3, "bf16 blocks");
+    }
+}
+
+/* Chunks, neighbours and threads change no bit. */
+static void test_exec_batch_invariance(void **state)
+{
+    (void)state;
+    static const schedule ways[] = {{.chunk = LENGTH}, {.chunk = 1},
+                                    {.chunk = 7},      {.chunk = 1, .neighbours = 3},
+                                    {.chunk = 13, .neighbours = 2}};
+    static const mr_dtype dtypes[] = {MR_DTYPE_BF16, MR_DTYPE_Q8_0, MR_DTYPE_Q4_0, MR_DTYPE_Q4_1};
+    mr_exec_options options = tiny_options();
+    options.kv_dtype = MR_DTYPE_BF16;
+    for (size_t d = 0; d < sizeof(dtypes) / sizeof(dtypes[0]); d++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.dtype = dtypes[d];
+        dims.window = d == 0 ? 20 : 0;
+        tiny_plan tiny;
+        tiny_plan_create(&dims, &tiny);
+        for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+            float *expected = NULL;
+            for (uint32_t threads = 1; threads <= 3; threads++) {
+                mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], threads);
+                for (size_t w = 0; backend != NULL && w < sizeof(ways) / sizeof(ways[0]); w++) {
+                    float *logits = run(backend, &tiny, &options, ways[w]);
+                    if (expected == NULL) {
+                        expected = logits;
+                        continue;
+                    }
+                    assert_memory_equal(logits, expected, LENGTH * VOCAB * sizeof(float));
+                    free(logits);
+                }
+                if (backend != NULL) {
+                    backend->vt->destroy(backend);
+                }
+            }
+            free(expected);
+        }
+        tiny_plan_destroy(&tiny);
+    }
+}
+
+/* A NaN in the weights ends as a corrupt row, not as a token. */
+static void test_nan_is_seen(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    dims.dtype = MR_DTYPE_Q8_0;
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    float *gain = tiny.data[tiny.layers[0].ffn_gain];
+    gain[3] = NAN;
+    const mr_exec_options options = tiny_options();
+    for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+        mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], 2);
+        if (backend == NULL) {
+            continue;
+        }
+        tiny_session session;
+        tiny_session_create(&tiny, backend, &options, &session);
+        const int32_t tokens[3] = {1, 2, 3};
+        mr_batch_reset(session.storage);
+        tiny_feed(&session, 0, tokens, 0, 3, false);
+        mr_step_output out;
+        tiny_run(&session, &out);
+        assert_true(out.corrupt[0] != 0);
+        tiny_session_destroy(&session);
+        backend->vt->destroy(backend);
+    }
+    tiny_plan_destroy(&tiny);
+}
+
+static void test_paths_have_names(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"cpu-portable", "cpu-avx2", "cpu-avx512vnni"};
+    for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+        mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], 1);
+        if (backend == NULL) {
+            continue;
+        }
+        mr_backend_info info;
+        backend->vt->info(backend, &info);
+        assert_string_equal(info.name, names[i]);
+        assert_memory_equal(info.numerics, names[i], strlen(names[i]));
+        backend->vt->destroy(backend);
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_float_weights_as_reference),
+        cmocka_unit_test(test_quantised_weights_near_reference),
+        cmocka_unit_test(test_variants_as_reference),
+        cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_exec_batch_invariance),
+        cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_paths_have_names),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

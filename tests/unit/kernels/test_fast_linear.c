@@ -1,0 +1,352 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Packed matrices and their products on every instruction set of this machine: against the same
+ * quantised arithmetic in double (tight), and against the unquantised product (within the bound
+ * that rounding activations to int8 allows). */
+#include "kernels/cpu/fast_pack.h"
+
+#include "fast_tables.h"
+#include "tiny_plan.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { MAX_ROWS = 17, BLOCK = 32 };
+
+typedef struct matrix {
+    mr_plan_weight from;
+    mr_cpu_weight packed;
+    uint8_t *source;
+    float *exact; /* [n][k] */
+} matrix;
+
+static void fill_source(mr_dtype dtype, uint8_t *to, uint64_t blocks, uint64_t *seed)
+{
+    const uint32_t bytes = mr_dtype_info_get(dtype)->block_bytes;
+    for (uint64_t b = 0; b < blocks; b++, to += bytes) {
+        for (uint32_t i = 0; i < bytes; i++) {
+            to[i] = (uint8_t)tiny_random(seed);
+        }
+        const float value = tiny_uniform(seed, -1.0f, 1.0f);
+        const uint16_t half = dtype == MR_DTYPE_BF16 ? mr_f32_to_bf16(value) : mr_f32_to_f16(value);
+        memcpy(to, &half, sizeof(half));
+        if (dtype == MR_DTYPE_F32) {
+            memcpy(to, &value, sizeof(value));
+        } else if (dtype == MR_DTYPE_Q4_1) {
+            const uint16_t offset = mr_f32_to_f16(tiny_uniform(seed, -8.0f, 1.0f));
+            memcpy(to + 2, &offset, sizeof(offset));
+        }
+    }
+}
+
+static void matrix_create(mr_dtype dtype, uint32_t n, uint32_t k, matrix *out)
+{
+    uint64_t seed = 100 * n + k;
+    uint64_t row_bytes = 0;
+    *out = (matrix){.from = {.name = "w", .dtype = dtype, .n = n, .k = k},
+                    .packed = {.dtype = dtype, .n = n, .k = k, .uses = MR_CPU_USE_LINEAR}};
+    assert_true(mr_dtype_row_bytes(dtype, k, &row_bytes));
+    out->source = malloc(row_bytes * n);
+    out->exact = malloc(sizeof(float) * n * k);
+    assert_non_null(out->source);
+    assert_non_null(out->exact);
+    const uint64_t elements = (uint64_t)n * k;
+    fill_source(dtype, out->source, elements / mr_dtype_info_get(dtype)->block_elements, &seed);
+    mr_dequantize(dtype, out->source, out->exact, elements);
+    out->from.data = out->source;
+    out->from.bytes = row_bytes * n;
+    assert_int_equal(mr_fast_weight_layout(&out->from, &out->packed, NULL), MR_OK);
+    out->packed.data = aligned_alloc(64, (out->packed.bytes + 63) / 64 * 64);
+    assert_non_null(out->packed.data);
+    memset(out->packed.data, 0, out->packed.bytes);
+    mr_fast_weight_pack(&out->from, &out->packed, 1, 2); /* the shares of two threads */
+    mr_fast_weight_pack(&out->from, &out->packed, 0, 2);
+}
+
+static void matrix_destroy(matrix *m)
+{
+    free(m->source);
+    free(m->exact);
+    free(m->packed.data);
+}
+
+typedef struct input {
+    float *x;             /* [MAX_ROWS][k] */
+    mr_fast_block *quant; /* [MAX_ROWS][k / 32] */
+    float *bias;          /* [n] */
+    uint8_t *scratch;
+} input;
+
+static void input_create(const mr_fast_kernels *kernels, uint32_t n, uint32_t k, input *out)
+{
+    uint64_t seed = k;
+    out->x = malloc(sizeof(float) * MAX_ROWS * k);
+    out->quant = malloc(sizeof(mr_fast_block) * MAX_ROWS * (k / BLOCK + 1));
+    out->bias = malloc(sizeof(float) * n);
+    out->scratch = aligned_alloc(64, mr_fast_linear_scratch(k) + 64);
+    assert_true(out->x != NULL && out->quant != NULL && out->bias != NULL && out->scratch != NULL);
+    for (uint32_t i = 0; i < MAX_ROWS * k; i++) {
+        out->x[i] = tiny_uniform(&seed, -2.0f, 2.0f);
+    }
+    for (uint32_t i = 0; i < n; i++) {
+        out->bias[i] = tiny_uniform(&seed, -1.0f, 1.0f);
+    }
+    if (k % BLOCK == 0) {
+        kernels->quantize(out->x, MAX_ROWS * k, out->quant);
+    }
+}
+
+static void input_destroy(input *in)
+{
+    free(in->x);
+    free(in->quant);
+    free(in->bias);
+    free(in->scratch);
+}
+
+/* out[rows][n] of rows first … first + rows − 1. */
+static void multiply(const mr_fast_kernels *kernels, const matrix *m, const input *in,
+                     uint32_t first, uint32_t rows, float *out)
+{
+    const uint32_t k = m->packed.k;
+    const size_t strip_bytes = mr_fast_strip_bytes(m->packed.layout, k);
+    for (uint32_t i = 0; i < m->packed.n; i += MR_FAST_STRIP) {
+        const uint32_t left = m->packed.n - i;
+        mr_fast_linear job = {
+            .layout = m->packed.layout,
+            .k = k,
+            .strip = (const uint8_t *)m->packed.data + i / MR_FAST_STRIP * strip_bytes,
+            .n = left < MR_FAST_STRIP ? left : MR_FAST_STRIP,
+            .rows = rows,
+            .bias = in->bias + i,
+            .out = out + i,
+            .out_stride = m->packed.n,
+            .scratch = in->scratch,
+        };
+        if (mr_fast_is_quantised(job.layout)) {
+            job.x_stride = k / BLOCK;
+            job.x_quant = in->quant + first * job.x_stride;
+        } else {
+            job.x_stride = k;
+            job.x = in->x + (size_t)first * k;
+        }
+        kernels->linear(&job);
+    }
+}
+
+/* Output (row, i): with the activations as quantised, exactly; how far float sums may be from
+ * that; the product with the activations as they were; how far quantising may be from that. */
+typedef struct expected {
+    double quantised, rounding, exact, quantising;
+} expected;
+
+static expected expect(const matrix *m, const input *in, uint32_t row, uint32_t i)
+{
+    const uint32_t k = m->packed.k;
+    const float *w = m->exact + (size_t)i * k;
+    const float *x = in->x + (size_t)row * k;
+    expected e = {.quantised = (double)in->bias[i], .exact = (double)in->bias[i]};
+    double size = 16.0 * fabs((double)in->bias[i]);
+    for (uint32_t j = 0; j < k; j++) {
+        double approx = (double)x[j];
+        if (mr_fast_is_quantised(m->packed.layout)) {
+            const mr_fast_block *block = &in->quant[row * (k / BLOCK) + j / BLOCK];
+            approx = (double)block->scale * (double)block->codes[j % BLOCK];
+            e.quantising += fabs((double)w[j]) * (double)block->scale * 0.5;
+        }
+        e.exact += (double)w[j] * (double)x[j];
+        e.quantised += (double)w[j] * approx;
+        size += fabs((double)w[j] * approx) + fabs((double)w[j]) / 16;
+    }
+    /* d · u and m of a block are summed apart and are up to 16 times what they come to together. */
+    e.rounding = 32 * 0x1p-24 * size * (1.0 + k / 512.0);
+    return e;
+}
+
+static void check_product(const fast_table *table, const matrix *m, uint32_t rows)
+{
+    const uint32_t n = m->packed.n;
+    input in;
+    input_create(table->kernels, n, m->packed.k, &in);
+    float *out = malloc(sizeof(float) * rows * n);
+    float *alone = malloc(sizeof(float) * n);
+    assert_true(out != NULL && alone != NULL);
+    multiply(table->kernels, m, &in, 0, rows, out);
+    for (uint32_t row = 0; row < rows; row++) {
+        for (uint32_t i = 0; i < n; i++) {
+            const expected e = expect(m, &in, row, i);
+            const double found = (double)out[row * n + i];
+            if (!(fabs(found - e.quantised) <= e.rounding) ||
+                !(fabs(found - e.exact) <= e.quantising + e.rounding)) {
+                fail_msg("%s %s n %u k %u, row %u of %u, output %u: %g for %g +- %g, %g +- %g",
+                         table->name, mr_dtype_info_get(m->packed.dtype)->name, n, m->packed.k, row,
+                         rows, i, found, e.quantised, e.rounding, e.exact, e.quantising);
+            }
+        }
+        /* No bit depends on the other rows. */
+        multiply(table->kernels, m, &in, row, 1, alone);
+        assert_memory_equal(alone, out + row * n, sizeof(float) * n);
+    }
+    free(out);
+    free(alone);
+    input_destroy(&in);
+}
+
+static void test_linear_all_types_and_sizes(void **state)
+{
+    (void)state;
+    static const uint32_t outputs[] = {1, 16, 31, 32, 50, 96};
+    static const uint32_t inputs[] = {32, 96, 576, 21};
+    fast_table tables[FAST_TABLES_MAX];
+    const uint32_t count = fast_tables(tables);
+    for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
+        for (uint32_t s = 0; s < 24; s++) {
+            const uint32_t k = inputs[s % 4];
+            matrix m;
+            if (k % mr_dtype_info_get((mr_dtype)dtype)->block_elements != 0) {
+                continue;
+            }
+            matrix_create((mr_dtype)dtype, outputs[s / 4], k, &m);
+            for (uint32_t t = 0; t < count; t++) {
+                const uint32_t rows = k == 576 ? MAX_ROWS : 1 + (s * 7 + t) % MAX_ROWS;
+                check_product(&tables[t], &m, rows);
+            }
+            matrix_destroy(&m);
+        }
+    }
+}
+
+static void test_linear_every_row_count(void **state)
+{
+    (void)state;
+    fast_table tables[FAST_TABLES_MAX];
+    const uint32_t count = fast_tables(tables);
+    for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
+        matrix m;
+        matrix_create((mr_dtype)dtype, 33, 64, &m);
+        for (uint32_t rows = 1; rows <= MAX_ROWS; rows++) {
+            for (uint32_t t = 0; t < count; t++) {
+                check_product(&tables[t], &m, rows);
+            }
+        }
+        matrix_destroy(&m);
+    }
+}
+
+/* The largest codes of both sides: no partial sum may saturate. */
+static void test_linear_extreme_codes(void **state)
+{
+    (void)state;
+    fast_table tables[FAST_TABLES_MAX];
+    const uint32_t count = fast_tables(tables);
+    for (int dtype = MR_DTYPE_Q8_0; dtype < MR_DTYPE_COUNT; dtype++) {
+        for (uint32_t pattern = 0; pattern < 3; pattern++) {
+            matrix m;
+            matrix_create((mr_dtype)dtype, 32, 64, &m);
+            const uint32_t bytes = mr_dtype_info_get((mr_dtype)dtype)->block_bytes;
+            const uint32_t head = dtype == MR_DTYPE_Q4_1 ? 4 : 2;
+            for (uint32_t b = 0; b < 64; b++) {
+                static const uint8_t codes[] = {0x80, 0x7f, 0xff};
+                memset(m.source + b * bytes + head, codes[pattern], bytes - head);
+            }
+            mr_dequantize((mr_dtype)dtype, m.source, m.exact, 32 * 64);
+            mr_fast_weight_pack(&m.from, &m.packed, 0, 1);
+            for (uint32_t t = 0; t < count; t++) {
+                input in;
+                float out[32];
+                input_create(tables[t].kernels, 32, 64, &in);
+                for (uint32_t j = 0; j < 64; j++) {
+                    in.x[j] = j < 32 ? 1.5f : -1.5f;
+                }
+                tables[t].kernels->quantize(in.x, 64, in.quant);
+                multiply(tables[t].kernels, &m, &in, 0, 1, out);
+                for (uint32_t i = 0; i < 32; i++) {
+                    const expected e = expect(&m, &in, 0, i);
+                    assert_true(fabs((double)out[i] - e.quantised) <= e.rounding);
+                }
+                input_destroy(&in);
+            }
+            matrix_destroy(&m);
+        }
+    }
+}
+
+static void test_quantize_blocks(void **state)
+{
+    (void)state;
+    fast_table tables[FAST_TABLES_MAX];
+    const uint32_t count = fast_tables(tables);
+    for (uint32_t t = 0; t < count; t++) {
+        float x[5 * BLOCK] = {0};
+        mr_fast_block out[5];
+        uint64_t seed = 5;
+        for (uint32_t j = 0; j < 2 * BLOCK; j++) {
+            x[j] = tiny_uniform(&seed, -3.0f, 3.0f);
+        }
+        x[5] = 3.5f;
+        x[BLOCK + 31] = -3.5f;
+        x[3 * BLOCK + 1] = NAN;
+        x[4 * BLOCK + 1] = 0x1p-140f;
+        tables[t].kernels->quantize(x, 5 * BLOCK, out);
+        for (uint32_t b = 0; b < 2; b++) {
+            int32_t sum = 0;
+            assert_float_equal(out[b].scale, 3.5f / 127.0f, 0);
+            for (uint32_t j = 0; j < BLOCK; j++) {
+                const long code = lrintf(x[b * BLOCK + j] * (127.0f / 3.5f));
+                assert_int_equal(out[b].codes[j], code);
+                sum += (int32_t)code;
+            }
+            assert_int_equal(out[b].minus_sum, -sum);
+            assert_float_equal(out[b].offset_sum, out[b].scale * (float)sum, 0);
+        }
+        assert_int_equal(out[0].codes[5], 127);
+        assert_int_equal(out[1].codes[31], -127);
+        assert_true(out[2].scale == 0.0f && out[2].minus_sum == 0);
+        assert_true(isnan(out[3].scale));
+        assert_true(out[4].scale == 0.0f && out[4].minus_sum == 0);
+    }
+}
+
+static void test_rows_read_back(void **state)
+{
+    (void)state;
+    for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
+        matrix m;
+        float row[96];
+        matrix_create((mr_dtype)dtype, 50, 96, &m);
+        for (uint32_t i = 0; i < 50; i++) {
+            mr_fast_weight_row(&m.packed, i, row);
+            for (uint32_t j = 0; j < 96; j++) {
+                assert_true(row[j] == m.exact[i * 96 + j]);
+            }
+        }
+        matrix_destroy(&m);
+    }
+}
+
+static void test_unknown_type_is_refused(void **state)
+{
+    (void)state;
+    mr_error err = {0};
+    const mr_plan_weight from = {.name = "blk.0.odd", .n = 1, .k = 32};
+    mr_cpu_weight to = {.dtype = MR_DTYPE_COUNT, .n = 1, .k = 32};
+    assert_int_equal(mr_fast_weight_layout(&from, &to, &err), MR_UNIMPLEMENTED);
+    assert_non_null(strstr(err.message, "blk.0.odd"));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_linear_all_types_and_sizes),
+        cmocka_unit_test(test_linear_every_row_count),
+        cmocka_unit_test(test_linear_extreme_codes),
+        cmocka_unit_test(test_quantize_blocks),
+        cmocka_unit_test(test_rows_read_back),
+        cmocka_unit_test(test_unknown_type_is_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
