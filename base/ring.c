@@ -68,6 +68,13 @@ void mr_ring_commit(mr_ring *ring)
     atomic_store_explicit(&ring->written, written + 1, memory_order_release);
 }
 
+const void *mr_ring_newest(const mr_ring *ring)
+{
+    /* The counter wraps after 2^32 entries; whoever asks then asks about a ring in use. */
+    const uint32_t written = atomic_load_explicit(&ring->written, memory_order_relaxed);
+    return written == 0 ? NULL : entry_at(ring, written - 1);
+}
+
 const void *mr_ring_peek(const mr_ring *ring, uint32_t index)
 {
     const uint32_t taken = atomic_load_explicit(&ring->taken, memory_order_relaxed);

@@ -41,6 +41,9 @@ uint32_t mr_ring_space(const mr_ring *ring);
 /* Producer: the next entry to fill, NULL when full; mr_ring_commit makes it visible. */
 void *mr_ring_reserve(mr_ring *ring);
 void mr_ring_commit(mr_ring *ring);
+/* Producer: the entry committed last (it may have been popped meanwhile), NULL when there was none
+ * yet; it stays readable until the next reserve. */
+const void *mr_ring_newest(const mr_ring *ring);
 
 /* Consumer: the `index`-th waiting entry (0 is the oldest), NULL when there are fewer; it stays
  * valid until it is popped. */

@@ -57,6 +57,8 @@ MR_MUST_USE mr_status mr_gguf_create(const void *data, size_t size, mr_gguf **ou
 void mr_gguf_destroy(mr_gguf *gguf);
 
 const mr_tensor_table *mr_gguf_tensors(const mr_gguf *gguf);
+/* Notes that the tensor of this name is read; a name that is not there is ignored. */
+void mr_gguf_mark_used(mr_gguf *gguf, const char *name);
 /* The part of the file that holds tensor data; 0 bytes if there is none. */
 void mr_gguf_tensor_data(const mr_gguf *gguf, const void **data, size_t *bytes);
 
@@ -100,9 +102,5 @@ size_t mr_gguf_scalar_bytes(mr_gguf_type type);
 const char *mr_gguf_type_name(mr_gguf_type type);
 /* The name of a tensor type by its number in files, "Q6_K"; NULL if the number is not known. */
 const char *mr_gguf_tensor_type_name(uint32_t number);
-
-/* Little-endian loads from memory of any alignment. */
-uint32_t mr_gguf_load_u32(const uint8_t *data);
-uint64_t mr_gguf_load_u64(const uint8_t *data);
 
 #endif

@@ -48,6 +48,7 @@ typedef struct mr_model_tensor {
     uint64_t shape[4];  /* outermost first: [n][k] for a matrix */
     const void *data;   /* borrowed from the mapping */
     uint64_t bytes;
+    bool used; /* the plan or the configuration reads it */
 } mr_model_tensor;
 
 /* Opens a GGUF file. Nothing is copied but the tables. NOT_FOUND, PERMISSION_DENIED, DATA_LOSS

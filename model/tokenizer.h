@@ -64,7 +64,8 @@ typedef struct mr_encode_options {
 } mr_encode_options;
 
 /* Appends the ids of text to `out`. INVALID_ARGUMENT for text that is not UTF-8 (says where);
- * U+0000 is text like any other. Time is near linear in `bytes`. */
+ * U+0000 is text like any other; a byte that the vocabulary has no token for is left out, as
+ * Hugging Face does. On an error `out` is as before. Time is near linear in `bytes`. */
 MR_MUST_USE mr_status mr_tokenizer_encode(const mr_tokenizer *tokenizer, const void *text,
                                           size_t bytes, const mr_encode_options *options,
                                           mr_ids *out, mr_error *err);

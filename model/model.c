@@ -1,0 +1,272 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/model.h"
+
+#include "base/buffer.h"
+#include "base/checked.h"
+#include "base/file_map.h"
+#include "base/log.h"
+#include "base/utf8.h"
+#include "model/arch.h"
+#include "model/gguf.h"
+#include "model/gguf_vocab.h"
+#include "model/model_internal.h"
+
+#include <inttypes.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+#define SHOWN_PATH_BYTES 160u /* of a path in messages; its end says most */
+#define SHOWN_UNUSED     8u   /* names of unused tensors in the log */
+
+struct mr_model {
+    mr_file_map map; /* empty when the file is the caller's memory */
+    mr_gguf *gguf;
+    const mr_arch *arch;
+    mr_model_config config;
+    mr_tokenizer *tokenizer;
+    mr_chat_template *chat;
+};
+
+static const char *shown_path(const char *path, char out[SHOWN_PATH_BYTES])
+{
+    const size_t bytes = strlen(path);
+    if (bytes < SHOWN_PATH_BYTES) {
+        return path;
+    }
+    snprintf(out, SHOWN_PATH_BYTES, "...%s", path + bytes - (SHOWN_PATH_BYTES - 4));
+    return out;
+}
+
+/* The text that a file has for itself, made fit for one line of output. */
+static mr_status copy_name(mr_bytes text, char *out, size_t capacity, mr_error *err)
+{
+    mr_buffer clean = {0};
+    const mr_status status = mr_utf8_append_lossy(&clean, text.data, text.size);
+    if (status != MR_OK) {
+        mr_buffer_deinit(&clean);
+        return mr_fail(err, status, "no memory for the model's name");
+    }
+    size_t bytes = clean.size < capacity - 1 ? clean.size : capacity - 1;
+    if (bytes > 0) {
+        bytes -= mr_utf8_pending(clean.data, bytes);
+        memcpy(out, clean.data, bytes);
+    }
+    for (size_t i = 0; i < bytes; i++) {
+        if ((unsigned char)out[i] < 0x20 || out[i] == 0x7f) {
+            out[i] = ' ';
+        }
+    }
+    out[bytes] = '\0';
+    mr_buffer_deinit(&clean);
+    return MR_OK;
+}
+
+/* general.name, else the file's name without folder and ".gguf". */
+static mr_status read_name(mr_model *model, const char *label, mr_error *err)
+{
+    mr_bytes text = {0};
+    MR_TRY(mr_gguf_read_string(model->gguf, "general.name", MR_GGUF_OPTIONAL, &text, err));
+    if (text.size == 0) {
+        const char *slash = strrchr(label, '/');
+        const char *file = slash != NULL ? slash + 1 : label;
+        size_t bytes = strlen(file);
+        if (bytes > 5 && strcmp(file + bytes - 5, ".gguf") == 0) {
+            bytes -= 5;
+        }
+        text = (mr_bytes){.data = (const uint8_t *)file, .size = bytes};
+    }
+    return copy_name(text, model->config.name, sizeof(model->config.name), err);
+}
+
+static mr_status refuse_split(const mr_gguf *gguf, mr_error *err)
+{
+    uint32_t parts = 1;
+    MR_TRY(mr_gguf_read_u32(gguf, "split.count", MR_GGUF_OPTIONAL, &parts, err));
+    if (parts > 1) {
+        return mr_fail(err, MR_UNIMPLEMENTED,
+                       "one of the %" PRIu32 " parts of a split model (split.count), which is not "
+                       "supported; merge them into one file",
+                       parts);
+    }
+    return MR_OK;
+}
+
+/* Sums over the weights of the plan, where a tied matrix is one weight. */
+static void measure_weights(mr_model_config *config, const mr_plan *plan)
+{
+    uint64_t by_type[MR_DTYPE_COUNT] = {0};
+    for (uint32_t i = 0; i < plan->n_weights; i++) {
+        const mr_plan_weight *weight = &plan->weights[i];
+        config->parameters += (uint64_t)weight->n * weight->k;
+        config->weights_bytes += weight->bytes;
+        by_type[weight->dtype] += weight->bytes;
+    }
+    mr_dtype most = MR_DTYPE_F32;
+    for (unsigned t = 0; t < MR_DTYPE_COUNT; t++) {
+        if (by_type[t] > by_type[most]) {
+            most = (mr_dtype)t;
+        }
+    }
+    snprintf(config->quantization, sizeof(config->quantization), "%s",
+             mr_dtype_info_get(most)->name);
+}
+
+/* Logs the tensors that the plan does not read: what they would have done is missing from the
+ * model's answers. */
+static void log_unused(const mr_tensor_table *tensors, const char *label)
+{
+    char names[512] = "";
+    size_t used = 0;
+    size_t count = 0;
+    for (size_t i = 0; i < tensors->count; i++) {
+        if (tensors->items[i].used) {
+            continue;
+        }
+        if (count < SHOWN_UNUSED) {
+            const int length = snprintf(names + used, sizeof(names) - used, "%s%s",
+                                        count == 0 ? "" : ",", tensors->items[i].name);
+            used += length > 0 && (size_t)length < sizeof(names) - used ? (size_t)length : 0;
+        }
+        count++;
+    }
+    if (count > 0) {
+        char shown[SHOWN_PATH_BYTES];
+        mr_log(MR_LOG_WARN, "model", "the file has tensors that this build does not use",
+               "file=\"%s\" count=%zu names=\"%s%s\"", shown_path(label, shown), count, names,
+               count > SHOWN_UNUSED ? ",..." : "");
+    }
+}
+
+/* Builds the plan once, so that a model that opens also runs. */
+static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
+{
+    mr_plan *plan;
+    MR_TRY(mr_model_plan(model, &plan, err));
+    measure_weights(&model->config, plan);
+    for (uint32_t i = 0; i < plan->n_weights; i++) {
+        mr_gguf_mark_used(model->gguf, plan->weights[i].name);
+    }
+    mr_plan_destroy(plan);
+    log_unused(mr_gguf_tensors(model->gguf), label);
+    return MR_OK;
+}
+
+static mr_status load(mr_model *model, const void *data, size_t size, const char *label,
+                      mr_error *err)
+{
+    char architecture[MR_GGUF_NAME_MAX] = "";
+    mr_model_config *config = &model->config;
+    MR_TRY(mr_gguf_create(data, size, &model->gguf, err));
+    MR_TRY(refuse_split(model->gguf, err));
+    MR_TRY(mr_gguf_read_name(model->gguf, "general.architecture", MR_GGUF_REQUIRED, architecture,
+                             err));
+    MR_TRY(mr_arch_find(architecture, &model->arch, err));
+    snprintf(config->architecture, sizeof(config->architecture), "%s", model->arch->name);
+    MR_TRY(read_name(model, label, err));
+    MR_TRY(model->arch->read_gguf(model->gguf, config, err));
+    MR_TRY(mr_gguf_read_eos(model->gguf, config, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, config, &model->tokenizer, err));
+    MR_TRY(mr_gguf_read_chat(model->gguf, &model->chat, err));
+    return try_plan(model, label, err);
+}
+
+/* Takes the mapping. */
+static mr_status open_map(mr_file_map map, const void *data, size_t size, const char *label,
+                          mr_model **out, mr_error *err)
+{
+    mr_error local = {0};
+    mr_model *model = mr_calloc(1, sizeof(*model));
+    if (model == NULL) {
+        mr_file_map_close(&map);
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
+    }
+    model->map = map;
+    const mr_status status = load(model, data, size, label, &local);
+    if (status != MR_OK) {
+        char shown[SHOWN_PATH_BYTES];
+        mr_model_close(model);
+        return mr_fail(err, status, "%s: %s", shown_path(label, shown), local.message);
+    }
+    *out = model;
+    return MR_OK;
+}
+
+mr_status mr_model_open(const char *path, mr_model **out, mr_error *err)
+{
+    *out = NULL;
+    struct stat info;
+    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
+        char shown[SHOWN_PATH_BYTES];
+        return mr_fail(err, MR_UNIMPLEMENTED,
+                       "%s: a directory; this build does not read model directories, give the "
+                       "path of a GGUF file",
+                       shown_path(path, shown));
+    }
+    mr_file_map map;
+    MR_TRY(mr_file_map_open(path, &map, err));
+    return open_map(map, map.data, map.size, path, out, err);
+}
+
+mr_status mr_model_open_memory(const void *data, size_t size, const char *label, mr_model **out,
+                               mr_error *err)
+{
+    *out = NULL;
+    return open_map((mr_file_map){0}, data, size, label, out, err);
+}
+
+void mr_model_close(mr_model *model)
+{
+    if (model == NULL) {
+        return;
+    }
+    mr_tokenizer_destroy(model->tokenizer);
+    mr_chat_template_destroy(model->chat);
+    free((void *)(uintptr_t)model->config.rope.inv_freq);
+    mr_gguf_destroy(model->gguf);
+    mr_file_map_close(&model->map);
+    free(model);
+}
+
+const mr_model_config *mr_model_config_get(const mr_model *model)
+{
+    return &model->config;
+}
+
+const mr_tokenizer *mr_model_tokenizer(const mr_model *model)
+{
+    return model->tokenizer;
+}
+
+const mr_chat_template *mr_model_chat(const mr_model *model)
+{
+    return model->chat;
+}
+
+size_t mr_model_tensor_count(const mr_model *model)
+{
+    return mr_gguf_tensors(model->gguf)->count;
+}
+
+const mr_model_tensor *mr_model_tensor_at(const mr_model *model, size_t index)
+{
+    const mr_tensor_table *tensors = mr_gguf_tensors(model->gguf);
+    MR_CHECK(index < tensors->count);
+    return &tensors->items[index];
+}
+
+mr_status mr_model_plan(const mr_model *model, mr_plan **out, mr_error *err)
+{
+    return model->arch->plan(&model->config, mr_gguf_tensors(model->gguf), out, err);
+}
+
+void mr_model_release_weights(const mr_model *model)
+{
+    const void *data;
+    size_t bytes;
+    mr_gguf_tensor_data(model->gguf, &data, &bytes);
+    if (model->map.data != NULL && bytes > 0) {
+        mr_file_map_release(&model->map, data, bytes);
+    }
+}

@@ -1,0 +1,110 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "model/pretokenizer.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "golden.h"
+
+static void check_row(mr_piece_cursor *cursor, mr_bytes text, const json_t *ends)
+{
+    mr_piece_cursor_start(cursor, text.data, text.size);
+    mr_bytes piece = {0};
+    size_t at = 0;
+    for (size_t i = 0; i < json_array_size(ends); i++) {
+        assert_int_equal(mr_piece_cursor_next(cursor, &piece, NULL), MR_OK);
+        assert_ptr_equal(piece.data, text.data + at);
+        at += piece.size;
+        if ((json_int_t)at != json_integer_value(json_array_get(ends, i))) {
+            fail_msg("piece %zu of \"%s\" ends at %zu", i, (const char *)text.data, at);
+        }
+    }
+    assert_int_equal(mr_piece_cursor_next(cursor, &piece, NULL), MR_OK);
+    assert_int_equal(piece.size, 0);
+}
+
+/* tests/data/pieces.json: where Hugging Face cuts. */
+static void check_family(const char *name, const char *golden)
+{
+    mr_pretokenizer *pretokenizer = NULL;
+    mr_piece_cursor cursor;
+    assert_int_equal(mr_pretokenizer_create(name, &pretokenizer, NULL), MR_OK);
+    assert_int_equal(mr_piece_cursor_init(&cursor, pretokenizer, NULL), MR_OK);
+    json_t *root = golden_load("pieces.json");
+    const json_t *rows = json_object_get(root, "rows");
+    assert_true(json_array_size(rows) > 200);
+    for (size_t i = 0; i < json_array_size(rows); i++) {
+        const json_t *row = json_array_get(rows, i);
+        const json_t *ends = json_object_get(json_object_get(row, "ends"), golden);
+        assert_true(json_is_array(ends));
+        check_row(&cursor, golden_bytes(row, "text"), ends);
+    }
+    json_decref(root);
+    mr_piece_cursor_deinit(&cursor);
+    mr_pretokenizer_destroy(pretokenizer);
+}
+
+static void test_pieces_gpt2(void **state)
+{
+    (void)state;
+    check_family("gpt-2", "gpt-2");
+}
+
+static void test_pieces_smollm(void **state)
+{
+    (void)state;
+    check_family("smollm", "smollm");
+}
+
+static void test_pieces_llama3(void **state)
+{
+    (void)state;
+    check_family("llama-bpe", "llama-bpe");
+    check_family("llama3", "llama-bpe");
+    check_family("llama-v3", "llama-bpe");
+}
+
+static void test_whole_tokens_of_families(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *name;
+        bool whole;
+    } rows[] = {{"gpt-2", false}, {"smollm", false}, {"llama-bpe", true}};
+    for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
+        mr_pretokenizer *pretokenizer = NULL;
+        assert_int_equal(mr_pretokenizer_create(rows[i].name, &pretokenizer, NULL), MR_OK);
+        assert_int_equal(mr_pretokenizer_whole_tokens(pretokenizer), rows[i].whole);
+        mr_pretokenizer_destroy(pretokenizer);
+    }
+}
+
+static void test_create_K3_unknown_name_refused(void **state)
+{
+    (void)state;
+    static const char *const names[] = {"default", "qwen2", "GPT-2", "smollm ", ""};
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        mr_pretokenizer *pretokenizer = NULL;
+        mr_error err = {0};
+        assert_int_equal(mr_pretokenizer_create(names[i], &pretokenizer, &err), MR_UNIMPLEMENTED);
+        assert_null(pretokenizer);
+        assert_non_null(strstr(err.message, names[i]));
+    }
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_pieces_gpt2),
+        cmocka_unit_test(test_pieces_smollm),
+        cmocka_unit_test(test_pieces_llama3),
+        cmocka_unit_test(test_whole_tokens_of_families),
+        cmocka_unit_test(test_create_K3_unknown_name_refused),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
