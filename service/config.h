@@ -1,11 +1,15 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Configuration. One table (service/config_keys.def) drives names, types, defaults, bounds, --set,
- * environment (MILLRACE_…) and files. Later sources win: defaults, file, environment, --set.
+ * environment and files. Later sources win: defaults, file, environment, --set.
+ *
+ * Key "redis.url" is MILLRACE_REDIS_URL in the environment. Other variables of that prefix are left
+ * alone (tools and Kubernetes set some), unless they are a key's name but for a slip.
  */
 #ifndef MILLRACE_SERVICE_CONFIG_H
 #define MILLRACE_SERVICE_CONFIG_H
 
+#include "base/buffer.h"
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/dtype.h"
@@ -23,25 +27,28 @@ typedef struct mr_config {
     uint32_t max_batch_size;
     uint32_t max_seq_length; /* 0: the model's context length */
     uint32_t max_batch_tokens;
-    uint32_t batch_timeout_ms;
+    uint32_t batch_timeout_ms; /* until finish, UINT32_MAX in these two: as the profile says */
     uint32_t prefill_interval;
     uint32_t max_queue_requests;
     uint32_t max_preemptions;
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
-    uint64_t kv_cache_memory;  /* bytes; 0: sized from the batch and the memory there is */
-    char kv_cache_dtype[8];    /* auto | f32 | f16 | bf16 */
+    uint64_t kv_cache_memory; /* bytes; 0: sized from the batch and the memory there is */
+    char kv_cache_dtype[8];   /* auto | f32 | f16 | bf16 */
 } mr_config;
 
 /* Defaults, then MILLRACE_… from the environment. */
 MR_MUST_USE mr_status mr_config_init(mr_config *config, mr_error *err);
-/* YAML file. INVALID_ARGUMENT names file, line, key, value and the bounds or the nearest known key;
- * UNIMPLEMENTED names a key of the design that this build lacks. */
+/* YAML file, then the environment again, which wins over files. INVALID_ARGUMENT names file, line,
+ * key, value and the bounds or the nearest known key; UNIMPLEMENTED names a key of the design that
+ * this build lacks. */
 MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, mr_error *err);
 /* "KEY=VALUE", as given to --set. */
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
 /* Checks across keys and applies the profile; after all sources. */
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
+/* Appends "key=value" of every key, separated by spaces: the effective configuration. */
+MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);
 /* One line a key: name, type, default, bounds, meaning; for --help and docs. */
 void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx);
 

@@ -59,6 +59,8 @@ typedef struct mr_unsupported {
 } mr_unsupported;
 
 const mr_unsupported *mr_unsupported_table(size_t *count);
+/* The row that covers `name` (rows "x.*" cover all names below x), NULL if there is none. */
+const mr_unsupported *mr_unsupported_find(mr_surface surface, const char *name);
 /* Fails with UNIMPLEMENTED (MR_SURFACE_CONFIG and CLI: FAILED_PRECONDITION), naming field and
  * feature. `name` must be in the table. */
 mr_status mr_unsupported_fail(mr_surface surface, const char *name, mr_error *err);

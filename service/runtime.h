@@ -28,11 +28,13 @@ MR_MUST_USE mr_status mr_runtime_open(const mr_runtime_options *options, mr_runt
 /* Cancels what still runs. */
 void mr_runtime_close(mr_runtime *runtime);
 
-const mr_config *mr_runtime_config(const mr_runtime *runtime); /* with every automatic value filled in */
+const mr_config *
+mr_runtime_config(const mr_runtime *runtime); /* with every automatic value filled in */
 const mr_model *mr_runtime_model(const mr_runtime *runtime);
 const char *mr_runtime_model_name(const mr_runtime *runtime); /* as served */
-mr_engine *mr_runtime_engine(mr_runtime *runtime);             /* NULL without one */
+mr_engine *mr_runtime_engine(mr_runtime *runtime);            /* NULL without one */
 mr_exec *mr_runtime_exec(mr_runtime *runtime);
+const mr_plan *mr_runtime_plan(const mr_runtime *runtime); /* the weights' data is gone */
 const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime);
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime);
 

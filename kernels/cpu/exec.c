@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/cpu.h"
+#include "base/pages.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -81,7 +82,7 @@ static mr_status make_kv(mr_cpu_exec *exec, mr_error *err)
     exec->kv_head_bytes = exec->kv_row_bytes * o->block_size;
     exec->kv_block_bytes = exec->kv_head_bytes * kv->heads;
     exec->kv_plane_bytes = exec->kv_block_bytes * o->n_blocks;
-    exec->kv = mr_alloc_aligned(exec->kv_bytes > 0 ? exec->kv_bytes : 1);
+    exec->kv = mr_pages_alloc(exec->kv_bytes);
     if (exec->kv == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "KV cache: out of memory at %llu MiB",
                        (unsigned long long)(exec->kv_bytes >> 20));
@@ -223,7 +224,7 @@ static void destroy(mr_exec *base)
     }
     free(exec->buffers);
     free(exec->ropes);
-    free(exec->kv);
+    mr_pages_free(exec->kv, exec->kv_bytes);
     free(exec->block_tables);
     free(exec->history);
     free(exec->tokens);

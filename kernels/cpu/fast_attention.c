@@ -20,7 +20,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { TILE_ROWS = 48 };
+enum { TILE_ROWS = 96 };
 
 /* A tile and its scratch; widths: D, and D rounded up to a vector. */
 typedef struct tile {

@@ -37,9 +37,14 @@ MR_SIMD void add_word(__m256i raw, const int8_t *x_low, const int8_t *x_high, __
     *high = _mm256_add_epi16(*high, _mm256_maddubs_epi16(upper, word_of(x_high)));
 }
 
-/* Σ u · x of 8 outputs and one block of each row. */
-MR_SIMD void block_dots(bool bytes, uint32_t rows, const uint8_t *codes,
-                        const mr_fast_block *const *x, uint32_t b, __m256i dot[MAX_ROWS])
+MR_SIMD const mr_fast_block *block_of(const uint8_t *x)
+{
+    return (const mr_fast_block *)(const void *)x;
+}
+
+/* Σ u · x of 8 outputs and one plane of a block of each row, on top of 256 times what is there. */
+MR_SIMD void block_dots(bool bytes, uint32_t rows, uint32_t plane, const uint8_t *codes,
+                        const uint8_t *const *x, __m256i dot[MAX_ROWS])
 {
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i low[MAX_ROWS];
@@ -52,51 +57,60 @@ MR_SIMD void block_dots(bool bytes, uint32_t rows, const uint8_t *codes,
     MR_UNROLL for (uint32_t w = 0; w < words; w++, codes += WORD_BYTES) {
         const __m256i raw = _mm256_loadu_si256((const void *)codes);
         MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-            const int8_t *word = x[r][b].codes + 4 * w;
+            const int8_t *word = block_of(x[r])->codes + plane * MR_FAST_BLOCK + 4 * w;
             add_word(raw, word, bytes ? word : word + 16, &low[r], &high[r]);
         }
     }
     MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
         __m256i upper = _mm256_madd_epi16(high[r], ones);
         upper = bytes ? _mm256_slli_epi32(upper, 4) : upper;
-        dot[r] = _mm256_add_epi32(_mm256_madd_epi16(low[r], ones), upper);
+        dot[r] = _mm256_add_epi32(_mm256_slli_epi32(dot[r], 8), upper);
+        dot[r] = _mm256_add_epi32(_mm256_madd_epi16(low[r], ones), dot[r]);
     }
 }
 
 /* Part `part` of the strip times a few rows. layout and rows are constants where expanded. */
 MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_fast_linear *job,
-                       const mr_fast_block *x, float *out)
+                       const uint8_t *x, float *out)
 {
     const bool bytes = layout == MR_FAST_U8_CENTRED;
     const bool offsets = layout == MR_FAST_U4_OFFSET;
     const size_t code_bytes = (size_t)MR_FAST_STRIP * MR_FAST_BLOCK / (bytes ? 1 : 2);
     const size_t block_bytes = code_bytes + (offsets ? 4 : 2) * MR_FAST_STRIP;
     const uint8_t *block = job->strip;
-    const mr_fast_block *row[MAX_ROWS];
+    const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(job->planes);
+    const uint8_t *row[MAX_ROWS];
     __m256 sum[MAX_ROWS];
     MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-        row[r] = x + r * job->x_stride;
+        row[r] = x + r * row_bytes;
         sum[r] = _mm256_setzero_ps();
     }
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
         __m256i dot[MAX_ROWS];
-        block_dots(bytes, rows, block + part / 2 * (code_bytes / 2) + part % 2 * (WORD_BYTES / 2),
-                   row, b, dot);
+        const uint8_t *codes = block + part / 2 * (code_bytes / 2) + part % 2 * (WORD_BYTES / 2);
+        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+            dot[r] = _mm256_setzero_si256();
+        }
+        for (uint32_t plane = 0; plane < job->planes; plane++) {
+            block_dots(bytes, rows, plane, codes, row, dot);
+        }
         const void *scales = block + code_bytes;
         const uint16_t *half = (const uint16_t *)scales + part * LANES;
         const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const void *)half));
         const void *shifts = half + (offsets ? MR_FAST_STRIP : 0);
         const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128(shifts));
         MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-            const __m256i minus = _mm256_set1_epi32(row[r][b].minus_sum);
+            const mr_fast_block *a = block_of(row[r]);
+            const __m256i minus = _mm256_set1_epi32(a->minus_sum);
             if (!offsets) {
                 dot[r] = _mm256_add_epi32(dot[r], _mm256_slli_epi32(minus, bytes ? 7 : 3));
             }
-            const __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(row[r][b].scale));
+            const __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(a->scale));
             sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]), scale, sum[r]);
             if (offsets) {
-                sum[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(row[r][b].offset_sum), sum[r]);
+                sum[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(a->offset_sum), sum[r]);
             }
+            row[r] += mr_fast_block_bytes(job->planes);
         }
     }
     MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
@@ -107,7 +121,8 @@ MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_f
 MR_SIMD void strip_tile(uint32_t layout, uint32_t rows, const mr_fast_linear *job, uint32_t first)
 {
     float sums[MAX_ROWS * MR_FAST_STRIP];
-    const mr_fast_block *x = job->x_quant + first * job->x_stride;
+    const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(job->planes);
+    const uint8_t *x = job->x_quant + first * row_bytes;
     for (uint32_t part = 0; part < PARTS; part++) {
         part_tile(layout, rows, part, job, x, sums);
     }

@@ -18,7 +18,7 @@ enum {
     WORD_BYTES = 64, /* 16 outputs × 4 codes */
     HALVES = 2,      /* of a strip, 16 outputs each */
     MAX_ROWS = 6,
-    UNPACK_ROWS = 9, /* from so many rows on it pays to unpack first */
+    UNPACK_ROWS = 32, /* from so many rows on it pays to unpack first */
     AHEAD = 4096,    /* bytes to prefetch ahead; the processor's own stops at page ends */
 };
 
@@ -55,9 +55,27 @@ MR_SIMD size_t mr_block_bytes(source from, bool offsets)
     return HALVES * mr_code_bytes(from) + numbers * (from == FROM_SCRATCH ? 4 : 2);
 }
 
-/* Dot products of one block with block b of each row, added into dot[half][row]. */
-MR_SIMD void mr_block_dots(source from, uint32_t rows, const uint8_t *codes, uint32_t b,
-                           const mr_fast_block *const *x, __m512i dot[HALVES][MAX_ROWS])
+MR_SIMD void mr_block_prefetch(const uint8_t *block, size_t bytes)
+{
+    MR_UNROLL for (size_t line = 0; line < bytes; line += 64) {
+        _mm_prefetch((const void *)(block + line), _MM_HINT_T0);
+    }
+}
+
+/* The codes of a block and a plane of a row. */
+MR_SIMD const int8_t *mr_codes_of(const uint8_t *x, uint32_t plane)
+{
+    return (const int8_t *)x + sizeof(mr_fast_block) + plane * MR_FAST_BLOCK;
+}
+
+MR_SIMD const mr_fast_block *mr_block_of(const uint8_t *x)
+{
+    return (const mr_fast_block *)(const void *)x;
+}
+
+/* Dot products of a block of codes with one plane of each row, added into dot[half][row]. */
+MR_SIMD void mr_block_dots(source from, uint32_t rows, uint32_t plane, const uint8_t *codes,
+                           const uint8_t *const *x, __m512i dot[HALVES][MAX_ROWS])
 {
     const __m512i nibble = _mm512_set1_epi8(0x0f);
     MR_UNROLL for (uint32_t w = 0; w < mr_code_bytes(from) / WORD_BYTES; w++) {
@@ -66,110 +84,142 @@ MR_SIMD void mr_block_dots(source from, uint32_t rows, const uint8_t *codes, uin
             raw[h] = _mm512_loadu_si512(codes + h * mr_code_bytes(from) + w * WORD_BYTES);
             __m512i u = from == FROM_U4 ? _mm512_and_si512(raw[h], nibble) : raw[h];
             MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-                dot[h][r] = _mm512_dpbusd_epi32(dot[h][r], u, mr_word(x[r][b].codes + 4 * w));
+                dot[h][r] = _mm512_dpbusd_epi32(dot[h][r], u, mr_word(mr_codes_of(x[r], plane) + 4 * w));
             }
         }
         MR_UNROLL for (uint32_t h = 0; h < HALVES && from == FROM_U4; h++) {
             __m512i u = _mm512_and_si512(_mm512_srli_epi16(raw[h], 4), nibble);
             MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-                dot[h][r] = _mm512_dpbusd_epi32(dot[h][r], u, mr_word(x[r][b].codes + 16 + 4 * w));
+                __m512i word = mr_word(mr_codes_of(x[r], plane) + 16 + 4 * w);
+                dot[h][r] = _mm512_dpbusd_epi32(dot[h][r], u, word);
             }
         }
     }
 }
 
-/* A tile of some rows from `x`. source, offsets and rows are constants where this is expanded. */
-MR_SIMD void mr_strip_tile(source from, bool offsets, uint32_t rows, const mr_fast_linear *job,
-                           const mr_fast_block *x, float *out)
+/* How a strip is multiplied; constants wherever one of these is passed on. */
+typedef struct how {
+    source from;
+    bool offsets;
+    uint32_t planes;
+} how;
+
+/* Σ code · activation code of one block, the centre taken off; the second plane on top of 256
+ * times the first. */
+MR_SIMD void mr_block_products(how h, uint32_t rows, const uint8_t *codes, const uint8_t *const *x,
+                               __m512i dot[HALVES][MAX_ROWS])
 {
-    const uint8_t *block = from == FROM_SCRATCH ? job->scratch : job->strip;
-    const size_t block_bytes = mr_block_bytes(from, offsets);
-    const int shift = from == FROM_U8 ? 7 : 3; /* centre 128 or 8 */
-    mr_vec sum[HALVES][MAX_ROWS];
-    const mr_fast_block *row[MAX_ROWS];
+    __m512i start[MAX_ROWS];
     MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-        row[r] = x + r * job->x_stride;
+        const __m512i minus = _mm512_set1_epi32(mr_block_of(x[r])->minus_sum);
+        const int shift = h.from == FROM_U8 ? 7 : 3; /* centre 128 or 8 */
+        start[r] = h.offsets ? _mm512_setzero_si512() : _mm512_slli_epi32(minus, shift);
+        dot[0][r] = h.planes == 1 ? start[r] : _mm512_setzero_si512();
+        dot[1][r] = dot[0][r];
+    }
+    mr_block_dots(h.from, rows, 0, codes, x, dot);
+    if (h.planes == 1) {
+        return;
+    }
+    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+        dot[0][r] = _mm512_add_epi32(_mm512_slli_epi32(dot[0][r], 8), start[r]);
+        dot[1][r] = _mm512_add_epi32(_mm512_slli_epi32(dot[1][r], 8), start[r]);
+    }
+    mr_block_dots(h.from, rows, 1, codes, x, dot);
+}
+
+/* A tile of some rows from `x`; rows is a constant where this is expanded. */
+MR_SIMD void mr_strip_tile(how h, uint32_t rows, const mr_fast_linear *job, const uint8_t *x,
+                           float *out)
+{
+    const uint8_t *block = h.from == FROM_SCRATCH ? job->scratch : job->strip;
+    const size_t block_bytes = mr_block_bytes(h.from, h.offsets);
+    const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(h.planes);
+    mr_vec sum[HALVES][MAX_ROWS];
+    const uint8_t *row[MAX_ROWS];
+    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+        row[r] = x + r * row_bytes;
         sum[0][r] = _mm512_setzero_ps();
         sum[1][r] = _mm512_setzero_ps();
     }
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
         __m512i dot[HALVES][MAX_ROWS];
-        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-            __m512i minus = _mm512_set1_epi32(row[r][b].minus_sum);
-            dot[0][r] = offsets ? _mm512_setzero_si512() : _mm512_slli_epi32(minus, shift);
-            dot[1][r] = dot[0][r];
+        if (h.from != FROM_SCRATCH) {
+            mr_block_prefetch(block + AHEAD, block_bytes);
         }
-        MR_UNROLL for (size_t line = 0; line < block_bytes && from != FROM_SCRATCH; line += 64) {
-            _mm_prefetch((const void *)(block + AHEAD + line), _MM_HINT_T0);
-        }
-        mr_block_dots(from, rows, block, b, row, dot);
-        const uint8_t *scales = block + HALVES * mr_code_bytes(from);
-        MR_UNROLL for (uint32_t h = 0; h < HALVES; h++) {
-            mr_vec d = mr_scale_load(from, scales, h);
-            mr_vec m = offsets ? mr_scale_load(from, scales, HALVES + h) : d;
+        mr_block_products(h, rows, block, row, dot);
+        const uint8_t *scales = block + HALVES * mr_code_bytes(h.from);
+        MR_UNROLL for (uint32_t half = 0; half < HALVES; half++) {
+            mr_vec d = mr_scale_load(h.from, scales, half);
+            mr_vec m = h.offsets ? mr_scale_load(h.from, scales, HALVES + half) : d;
             MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-                mr_vec scale = mr_vec_mul(d, mr_vec_set(row[r][b].scale));
-                sum[h][r] = mr_vec_fma(_mm512_cvtepi32_ps(dot[h][r]), scale, sum[h][r]);
-                if (offsets) {
-                    sum[h][r] = mr_vec_fma(m, mr_vec_set(row[r][b].offset_sum), sum[h][r]);
-                }
+                const mr_fast_block *a = mr_block_of(row[r]);
+                mr_vec *s = &sum[half][r];
+                *s = mr_vec_fma(_mm512_cvtepi32_ps(dot[half][r]),
+                                mr_vec_mul(d, mr_vec_set(a->scale)), *s);
+                *s = h.offsets ? mr_vec_fma(m, mr_vec_set(a->offset_sum), *s) : *s;
             }
+        }
+        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+            row[r] += mr_fast_block_bytes(h.planes);
         }
     }
-    MR_UNROLL for (uint32_t h = 0; h < HALVES; h++) {
-        uint32_t lanes = mr_tile_lanes(job->n, h);
+    MR_UNROLL for (uint32_t half = 0; half < HALVES; half++) {
+        uint32_t lanes = mr_tile_lanes(job->n, half);
         MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-            mr_vec v = sum[h][r];
+            mr_vec v = sum[half][r];
             if (job->bias != NULL) {
-                v = mr_vec_add(v, mr_vec_load_part(job->bias + 16 * h, lanes));
+                v = mr_vec_add(v, mr_vec_load_part(job->bias + 16 * half, lanes));
             }
-            mr_vec_store_part(out + r * job->out_stride + 16 * h, v, lanes);
+            mr_vec_store_part(out + r * job->out_stride + 16 * half, v, lanes);
         }
     }
 }
 
 /* All rows, in tiles of nearly equal height. */
-MR_SIMD void mr_strip_rows(source from, bool offsets, const mr_fast_linear *job)
+MR_SIMD void mr_strip_rows(how h, const mr_fast_linear *job)
 {
-    const mr_fast_block *x = job->x_quant;
+    const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(h.planes);
+    const uint8_t *x = job->x_quant;
     float *out = job->out;
     uint32_t tiles = (job->rows + MAX_ROWS - 1) / MAX_ROWS;
     for (uint32_t t = 0, done = 0; t < tiles; t++) {
         uint32_t rows = (uint32_t)((uint64_t)job->rows * (t + 1) / tiles) - done;
         switch (rows) {
         case 1:
-            mr_strip_tile(from, offsets, 1, job, x, out);
+            mr_strip_tile(h, 1, job, x, out);
             break;
         case 2:
-            mr_strip_tile(from, offsets, 2, job, x, out);
+            mr_strip_tile(h, 2, job, x, out);
             break;
         case 3:
-            mr_strip_tile(from, offsets, 3, job, x, out);
+            mr_strip_tile(h, 3, job, x, out);
             break;
         case 4:
-            mr_strip_tile(from, offsets, 4, job, x, out);
+            mr_strip_tile(h, 4, job, x, out);
             break;
         case 5:
-            mr_strip_tile(from, offsets, 5, job, x, out);
+            mr_strip_tile(h, 5, job, x, out);
             break;
         default:
-            mr_strip_tile(from, offsets, 6, job, x, out);
+            mr_strip_tile(h, 6, job, x, out);
             break;
         }
-        x += rows * job->x_stride;
+        x += rows * row_bytes;
         out += rows * job->out_stride;
         done += rows;
     }
 }
 
 /* A strip of nibbles as bytes, with float scales, into the scratch. */
-static void mr_strip_unpack(const mr_fast_linear *job, bool offsets)
+MR_SIMD void mr_strip_unpack(const mr_fast_linear *job, bool offsets)
 {
     const __m512i nibble = _mm512_set1_epi8(0x0f);
     const uint32_t numbers = HALVES * (offsets ? 2 : 1);
     const uint8_t *from = job->strip;
     uint8_t *to = job->scratch;
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++) {
+        mr_block_prefetch(from + AHEAD, mr_block_bytes(FROM_U4, offsets));
         MR_UNROLL for (uint32_t w = 0; w < HALVES * WORDS / 2; w++, from += WORD_BYTES) {
             __m512i raw = _mm512_loadu_si512(from);
             uint8_t *word = to + (w / 4 * WORDS + w % 4) * WORD_BYTES;
@@ -185,31 +235,35 @@ static void mr_strip_unpack(const mr_fast_linear *job, bool offsets)
     }
 }
 
-MR_SIMD void mr_strip_nibbles(bool offsets, const mr_fast_linear *job)
+MR_SIMD void mr_strip_nibbles(bool offsets, uint32_t planes, const mr_fast_linear *job)
 {
     if (job->rows >= UNPACK_ROWS) {
         mr_strip_unpack(job, offsets);
-        mr_strip_rows(FROM_SCRATCH, offsets, job);
+        mr_strip_rows((how){FROM_SCRATCH, offsets, planes}, job);
     } else {
-        mr_strip_rows(FROM_U4, offsets, job);
+        mr_strip_rows((how){FROM_U4, offsets, planes}, job);
+    }
+}
+
+MR_SIMD void mr_strip_planes(uint32_t planes, const mr_fast_linear *job)
+{
+    if (job->layout == MR_FAST_U4_OFFSET) {
+        mr_strip_nibbles(true, planes, job);
+    } else if (job->layout == MR_FAST_U4_CENTRED) {
+        mr_strip_nibbles(false, planes, job);
+    } else {
+        mr_strip_rows((how){FROM_U8, false, planes}, job);
     }
 }
 
 static void linear(const mr_fast_linear *job)
 {
-    switch (job->layout) {
-    case MR_FAST_U4_OFFSET:
-        mr_strip_nibbles(true, job);
-        break;
-    case MR_FAST_U4_CENTRED:
-        mr_strip_nibbles(false, job);
-        break;
-    case MR_FAST_U8_CENTRED:
-        mr_strip_rows(FROM_U8, false, job);
-        break;
-    default:
+    if (!mr_fast_is_quantised(job->layout)) {
         mr_impl_linear_float(job);
-        break;
+    } else if (job->planes == 1) {
+        mr_strip_planes(1, job);
+    } else {
+        mr_strip_planes(2, job);
     }
 }
 

@@ -48,14 +48,21 @@ static inline bool mr_fast_is_quantised(uint32_t layout)
     return layout >= MR_FAST_U4_OFFSET;
 }
 
-/* 32 activations of one row: x ≈ scale · codes. */
+/* 32 activations of one row: x ≈ scale · code. Codes of one plane are bytes, ±127; codes of two
+ * planes are 256 · byte of the first + byte of the second, ±32,639. Blocks of a row follow each
+ * other without a gap, mr_fast_block_bytes apart. */
 typedef struct mr_fast_block {
-    int8_t codes[MR_FAST_BLOCK];
     float scale;
     float offset_sum;  /* scale · Σ codes */
     int32_t minus_sum; /* −Σ codes */
-    uint32_t pad;
+    uint32_t planes;   /* 1 or 2 */
+    int8_t codes[];    /* [planes][32] */
 } mr_fast_block;
+
+static inline size_t mr_fast_block_bytes(uint32_t planes)
+{
+    return sizeof(mr_fast_block) + (size_t)planes * MR_FAST_BLOCK;
+}
 
 /* One strip times some rows of activations. */
 typedef struct mr_fast_linear {
@@ -64,9 +71,9 @@ typedef struct mr_fast_linear {
     const uint8_t *strip;
     uint32_t n; /* outputs that exist, 1 … MR_FAST_STRIP */
     uint32_t rows;
-    const float *x;               /* [rows][x_stride], for float layouts */
-    const mr_fast_block *x_quant; /* [rows][k / 32], for quantised ones */
-    size_t x_stride;
+    const float *x;         /* [rows][k], for float layouts */
+    const uint8_t *x_quant; /* [rows][k / 32] mr_fast_block, for quantised ones */
+    uint32_t planes;        /* of those */
     const float *bias; /* [n] or NULL */
     float *out;        /* [rows][out_stride] */
     size_t out_stride;
@@ -109,8 +116,8 @@ typedef struct mr_fast_widen {
 } mr_fast_widen;
 
 typedef struct mr_fast_kernels {
-    /* codes of x[count], count a multiple of 32; a NaN makes the block's scale NaN. */
-    void (*quantize)(const float *x, uint32_t count, mr_fast_block *out);
+    /* x[count], count a multiple of 32, to blocks; a NaN makes the block's scale NaN. */
+    void (*quantize)(const float *x, uint32_t count, uint32_t planes, uint8_t *out);
     void (*linear)(const mr_fast_linear *job);
     void (*product)(const mr_fast_product *job);
     void (*softmax)(mr_fast_softmax *row);

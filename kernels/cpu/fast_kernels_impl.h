@@ -79,22 +79,50 @@ static void mr_impl_gated(mr_activation activation, const float *gate, const flo
     }
 }
 
-static void mr_impl_quantize(const float *x, uint32_t count, mr_fast_block *out)
+/* One block; planes is a constant where this is expanded. */
+MR_SIMD void mr_quantize_block(const float *x, uint32_t planes, mr_fast_block *out)
 {
-    for (uint32_t b = 0; b < count / MR_FAST_BLOCK; b++, x += MR_FAST_BLOCK) {
-        mr_vec lo = mr_vec_load(x);
-        mr_vec hi = mr_vec_load(x + MR_FAST_LANES);
-        mr_vec top = mr_vec_magnitude(mr_vec_magnitude(mr_vec_set(0.0f), lo), hi);
-        float magnitude = mr_vec_reduce_magnitude(top);
-        /* So small a block that 127 / magnitude would overflow is nought. */
-        bool nought = magnitude < 0x1p-120f;
-        mr_vec factor = mr_vec_set(nought ? 0.0f : 127.0f / magnitude);
-        int32_t sum = mr_vec_store_codes(out[b].codes, mr_vec_mul(lo, factor));
-        sum += mr_vec_store_codes(out[b].codes + MR_FAST_LANES, mr_vec_mul(hi, factor));
-        out[b].scale = nought ? 0.0f : magnitude / 127.0f;
-        out[b].offset_sum = out[b].scale * (float)sum;
-        out[b].minus_sum = -sum;
-        out[b].pad = 0;
+    const float largest = planes == 1 ? 127.0f : 32639.0f;
+    mr_vec lo = mr_vec_load(x);
+    mr_vec hi = mr_vec_load(x + MR_FAST_LANES);
+    mr_vec top = mr_vec_magnitude(mr_vec_magnitude(mr_vec_set(0.0f), lo), hi);
+    float magnitude = mr_vec_reduce_magnitude(top);
+    /* So small a block that largest / magnitude would overflow is nought. */
+    bool nought = magnitude < 0x1p-110f;
+    mr_vec factor = mr_vec_set(nought ? 0.0f : largest / magnitude);
+    lo = mr_vec_mul(lo, factor);
+    hi = mr_vec_mul(hi, factor);
+    int32_t sum;
+    if (planes == 1) {
+        sum = mr_vec_store_codes(out->codes, lo, hi);
+    } else {
+        /* code = 256 · upper + lower with lower in −128 … 127: x − 256 · upper is exact */
+        lo = mr_vec_round(lo);
+        hi = mr_vec_round(hi);
+        mr_vec part = mr_vec_set(0x1p-8f);
+        mr_vec half = mr_vec_set(0.5f);
+        mr_vec upper_lo = mr_vec_floor(mr_vec_fma(lo, part, half));
+        mr_vec upper_hi = mr_vec_floor(mr_vec_fma(hi, part, half));
+        sum = 256 * mr_vec_store_codes(out->codes, upper_lo, upper_hi);
+        lo = mr_vec_fma(upper_lo, mr_vec_set(-256.0f), lo);
+        hi = mr_vec_fma(upper_hi, mr_vec_set(-256.0f), hi);
+        sum += mr_vec_store_codes(out->codes + MR_FAST_BLOCK, lo, hi);
+    }
+    out->scale = nought ? 0.0f : magnitude / largest;
+    out->offset_sum = out->scale * (float)sum;
+    out->minus_sum = -sum;
+    out->planes = planes;
+}
+
+static void mr_impl_quantize(const float *x, uint32_t count, uint32_t planes, uint8_t *out)
+{
+    for (uint32_t i = 0; i < count; i += MR_FAST_BLOCK, out += mr_fast_block_bytes(planes)) {
+        mr_fast_block *block = (mr_fast_block *)(void *)out;
+        if (planes == 1) {
+            mr_quantize_block(x + i, 1, block);
+        } else {
+            mr_quantize_block(x + i, 2, block);
+        }
     }
 }
 

@@ -14,9 +14,11 @@ enum {
 void mr_fast_quantize_row(const mr_cpu_exec *exec, mr_buffer_id id, uint32_t row, uint32_t first,
                           uint32_t count)
 {
-    const size_t blocks = exec->plan->buffers[id].width / MR_FAST_BLOCK;
-    mr_fast_block *out = mr_fast_state_of(exec)->quant[id] + row * blocks + first / MR_FAST_BLOCK;
-    mr_fast_kernels_of(exec)->quantize(mr_cpu_row(exec, id, row) + first, count, out);
+    const mr_fast_state *state = mr_fast_state_of(exec);
+    const uint32_t planes = state->planes[id];
+    uint8_t *out = state->quant[id] + row * mr_fast_quant_bytes(exec, id) +
+                   first / MR_FAST_BLOCK * mr_fast_block_bytes(planes);
+    state->kernels->quantize(mr_cpu_row(exec, id, row) + first, count, planes, out);
 }
 
 static void quantize_whole_row(const mr_cpu_exec *exec, const mr_op *op, mr_buffer_id id,
@@ -135,10 +137,10 @@ static void run_unit(mr_cpu_exec *exec, const mr_op_linear *linear, const grid *
         .scratch = scratch,
     };
     if (mr_fast_is_quantised(weight->layout)) {
-        job.x_stride = weight->k / MR_FAST_BLOCK;
-        job.x_quant = mr_fast_state_of(exec)->quant[linear->in] + begin * job.x_stride;
+        job.planes = mr_fast_state_of(exec)->planes[linear->in];
+        job.x_quant = mr_fast_state_of(exec)->quant[linear->in] +
+                      begin * mr_fast_quant_bytes(exec, linear->in);
     } else {
-        job.x_stride = weight->k;
         job.x = mr_cpu_row(exec, linear->in, (uint32_t)begin);
     }
     mr_fast_kernels_of(exec)->linear(&job);

@@ -75,17 +75,28 @@ static void assign_quantizer(const mr_cpu_exec *exec, mr_fast_state *state, uint
     state->quantize[index] = true;
 }
 
-static mr_fast_block *make_blocks(mr_cpu_exec *exec, mr_buffer_id id)
+/* The quantised form of a buffer; NULL when memory is short. */
+static uint8_t *make_blocks(mr_cpu_exec *exec, mr_buffer_id id)
 {
     const mr_plan_buffer *buffer = &exec->plan->buffers[id];
     const uint64_t rows =
         buffer->rows == MR_ROWS_TOKENS ? exec->options.max_tokens : exec->options.max_rows;
     uint64_t bytes;
-    if (!mr_mul_u64(rows, buffer->width / MR_FAST_BLOCK * sizeof(mr_fast_block), &bytes)) {
+    if (!mr_mul_u64(rows, mr_fast_quant_bytes(exec, id), &bytes)) {
         return NULL;
     }
     exec->activation_bytes += bytes;
     return mr_alloc_aligned(bytes);
+}
+
+static uint8_t planes_of(const mr_plan *plan, mr_buffer_id id)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        if (plan->ops[i].kind == MR_OP_GATED && plan->ops[i].gated.out == id) {
+            return 2;
+        }
+    }
+    return 1;
 }
 
 static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_error *err)
@@ -96,9 +107,11 @@ static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_erro
     if (state != NULL) {
         state->kernels = kernels;
         state->quant = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->quant));
+        state->planes = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->planes));
         state->quantize = mr_calloc((size_t)plan->n_ops + 1, sizeof(*state->quantize));
     }
-    bool enough = state != NULL && state->quant != NULL && state->quantize != NULL;
+    bool enough = state != NULL && state->quant != NULL && state->planes != NULL &&
+                  state->quantize != NULL;
     for (uint32_t i = 0; enough && i < plan->n_ops; i++) {
         const mr_op *op = &plan->ops[i];
         if (op->kind != MR_OP_LINEAR || !is_quantised(exec, &op->linear)) {
@@ -107,6 +120,7 @@ static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_erro
         const mr_buffer_id in = op->linear.in;
         assign_quantizer(exec, state, i);
         if (state->quant[in] == NULL) {
+            state->planes[in] = planes_of(plan, in);
             state->quant[in] = make_blocks(exec, in);
             enough = state->quant[in] != NULL;
         }
@@ -129,6 +143,7 @@ static void deinit(mr_cpu_exec *exec)
         free(state->quant[i]);
     }
     free(state->quant);
+    free(state->planes);
     free(state->quantize);
     free(state);
     exec->path_state = NULL;

@@ -31,8 +31,18 @@ static int32_t dot_u8(const uint8_t *codes, const int8_t *x)
     return sum;
 }
 
+static int32_t dot_planes(bool bytes, const uint8_t *codes, const mr_fast_block *x)
+{
+    int32_t sum = 0;
+    for (uint32_t plane = 0; plane < x->planes; plane++) {
+        const int8_t *part = x->codes + plane * MR_FAST_BLOCK;
+        sum = 256 * sum + (bytes ? dot_u8(codes, part) : dot_u4(codes, part));
+    }
+    return sum;
+}
+
 /* Output `i` of the strip for one row of activations. */
-static float output(const mr_fast_linear *job, uint32_t i, const mr_fast_block *x)
+static float output(const mr_fast_linear *job, uint32_t i, const uint8_t *row)
 {
     const bool bytes = job->layout == MR_FAST_U8_CENTRED;
     const bool offsets = job->layout == MR_FAST_U4_OFFSET;
@@ -42,16 +52,18 @@ static float output(const mr_fast_linear *job, uint32_t i, const mr_fast_block *
     const size_t first = i / HALF * (code_bytes / 2) + i % HALF * 4;
     const uint8_t *block = job->strip;
     float sum = 0.0f;
-    for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes, x++) {
+    for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
+        const mr_fast_block *x = (const mr_fast_block *)(const void *)row;
         const void *scales = block + code_bytes;
         const uint16_t *half = scales;
         const float d = mr_f16_to_f32(half[i]);
-        int32_t dot = bytes ? dot_u8(block + first, x->codes) : dot_u4(block + first, x->codes);
+        int32_t dot = dot_planes(bytes, block + first, x);
         dot += offsets ? 0 : centre * x->minus_sum;
         sum += (float)dot * (d * x->scale);
         if (offsets) {
             sum += mr_f16_to_f32(half[MR_FAST_STRIP + i]) * x->offset_sum;
         }
+        row += mr_fast_block_bytes(job->planes);
     }
     return sum;
 }
@@ -62,10 +74,11 @@ static void linear(const mr_fast_linear *job)
         mr_impl_linear_float(job);
         return;
     }
+    const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(job->planes);
     for (uint32_t r = 0; r < job->rows; r++) {
         float *out = job->out + r * job->out_stride;
         for (uint32_t i = 0; i < job->n; i++) {
-            const float sum = output(job, i, job->x_quant + r * job->x_stride);
+            const float sum = output(job, i, job->x_quant + r * row_bytes);
             out[i] = job->bias == NULL ? sum : sum + job->bias[i];
         }
     }

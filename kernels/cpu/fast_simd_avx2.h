@@ -81,6 +81,10 @@ MR_SIMD mr_vec mr_vec_round(mr_vec v)
     return (mr_vec){_mm256_round_ps(v.lo, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC),
                     _mm256_round_ps(v.hi, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+MR_SIMD mr_vec mr_vec_floor(mr_vec v)
+{
+    return (mr_vec){_mm256_floor_ps(v.lo), _mm256_floor_ps(v.hi)};
+}
 MR_SIMD __m256 mr_half_pow2(__m256 n)
 {
     __m256i bits = _mm256_add_epi32(_mm256_cvtps_epi32(n), _mm256_set1_epi32(127));
@@ -170,19 +174,21 @@ MR_SIMD void mr_vec_store_bf16(uint16_t *to, mr_vec v)
     __m256i both = _mm256_packus_epi32(mr_half_to_bf16(v.lo), mr_half_to_bf16(v.hi));
     _mm256_storeu_si256((void *)to, _mm256_permute4x64_epi64(both, 0xd8));
 }
-MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec v)
+MR_SIMD __m256i mr_half_words(mr_vec v)
 {
-    __m256i lo = _mm256_cvtps_epi32(v.lo);
-    __m256i hi = _mm256_cvtps_epi32(v.hi);
-    __m256i words = _mm256_permute4x64_epi64(_mm256_packs_epi32(lo, hi), 0xd8);
-    __m128i codes = _mm_packs_epi16(_mm256_castsi256_si128(words),
-                                    _mm256_extracti128_si256(words, 1));
-    _mm_storeu_si128((void *)to, codes);
-    int32_t sum = 0;
-    for (int i = 0; i < 16; i++) {
-        sum += to[i];
-    }
-    return sum;
+    __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi));
+    return _mm256_permute4x64_epi64(words, 0xd8);
+}
+MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
+{
+    __m256i lo_words = mr_half_words(lo);
+    __m256i hi_words = mr_half_words(hi);
+    __m256i codes = _mm256_permute4x64_epi64(_mm256_packs_epi16(lo_words, hi_words), 0xd8);
+    _mm256_storeu_si256((void *)to, codes);
+    __m256i sums = _mm256_madd_epi16(_mm256_add_epi16(lo_words, hi_words), _mm256_set1_epi16(1));
+    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
+    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
+    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
 }
 MR_SIMD __m256 mr_half_rotate(__m256 v, const float *cos, const float *sin)
 {

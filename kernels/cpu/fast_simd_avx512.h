@@ -71,6 +71,10 @@ MR_SIMD mr_vec mr_vec_round(mr_vec v)
 {
     return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 }
+MR_SIMD mr_vec mr_vec_floor(mr_vec v)
+{
+    return _mm512_roundscale_ps(v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
+}
 /* 2^n for whole n in −126 … 127. */
 MR_SIMD mr_vec mr_vec_pow2(mr_vec n)
 {
@@ -134,12 +138,14 @@ MR_SIMD void mr_vec_store_bf16(uint16_t *to, mr_vec v)
     rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
-/* Rounds to int8 (values are within ±127) and gives the sum. */
-MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec v)
+/* Rounds 32 values within −128 … 127 to int8 and gives the sum. */
+MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
 {
-    __m512i codes = _mm512_cvtps_epi32(v);
-    _mm_storeu_si128((void *)to, _mm512_cvtsepi32_epi8(codes));
-    return _mm512_reduce_add_epi32(codes);
+    __m512i lo_codes = _mm512_cvtps_epi32(lo);
+    __m512i hi_codes = _mm512_cvtps_epi32(hi);
+    _mm_storeu_si128((void *)to, _mm512_cvtsepi32_epi8(lo_codes));
+    _mm_storeu_si128((void *)(to + 16), _mm512_cvtsepi32_epi8(hi_codes));
+    return _mm512_reduce_add_epi32(_mm512_add_epi32(lo_codes, hi_codes));
 }
 /* Rotates the pairs (2i, 2i + 1) by the angles whose 8 cosines and sines are given. */
 MR_SIMD mr_vec mr_vec_rotate_pairs(mr_vec v, const float *cos, const float *sin)

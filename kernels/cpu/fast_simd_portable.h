@@ -104,6 +104,13 @@ MR_SIMD mr_vec mr_vec_round(mr_vec v)
     }
     return v;
 }
+MR_SIMD mr_vec mr_vec_floor(mr_vec v)
+{
+    MR_LANES {
+        v.lane[i] = floorf(v.lane[i]);
+    }
+    return v;
+}
 /* The integer that a whole value within ±2^30 is; 0 for a NaN. */
 MR_SIMD int32_t mr_lane_int(float x)
 {
@@ -203,12 +210,13 @@ MR_SIMD void mr_vec_store_bf16(uint16_t *to, mr_vec v)
         to[i] = mr_f32_to_bf16(v.lane[i]);
     }
 }
-MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec v)
+MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
 {
     int32_t sum = 0;
     MR_LANES {
-        to[i] = (int8_t)mr_lane_int(rintf(v.lane[i]));
-        sum += to[i];
+        to[i] = (int8_t)mr_lane_int(rintf(lo.lane[i]));
+        to[16 + i] = (int8_t)mr_lane_int(rintf(hi.lane[i]));
+        sum += to[i] + to[16 + i];
     }
     return sum;
 }

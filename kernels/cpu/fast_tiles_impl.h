@@ -132,7 +132,7 @@ MR_SIMD void mr_tile_linear(mr_dtype dtype, const mr_fast_linear *job)
 {
     enum { VECS = MR_FAST_STRIP / MR_FAST_LANES };
     mr_tile tile = {.a = job->x,
-                    .a_stride = job->x_stride,
+                    .a_stride = job->k,
                     .b = job->strip,
                     .b_step = MR_FAST_STRIP,
                     .c = job->out,

@@ -76,16 +76,25 @@ static void matrix_destroy(matrix *m)
 
 typedef struct input {
     float *x;             /* [MAX_ROWS][k] */
-    mr_fast_block *quant; /* [MAX_ROWS][k / 32] */
+    uint8_t *quant; /* [MAX_ROWS][k / 32] blocks */
+    uint32_t planes;
     float *bias;          /* [n] */
     uint8_t *scratch;
 } input;
 
-static void input_create(const mr_fast_kernels *kernels, uint32_t n, uint32_t k, input *out)
+static const mr_fast_block *block_at(const input *in, size_t index)
+{
+    return (const mr_fast_block *)(const void *)(in->quant +
+                                                 index * mr_fast_block_bytes(in->planes));
+}
+
+static void input_create(const mr_fast_kernels *kernels, uint32_t planes, uint32_t n, uint32_t k,
+                         input *out)
 {
     uint64_t seed = k;
     out->x = malloc(sizeof(float) * MAX_ROWS * k);
-    out->quant = malloc(sizeof(mr_fast_block) * MAX_ROWS * (k / BLOCK + 1));
+    out->planes = planes;
+    out->quant = malloc(mr_fast_block_bytes(planes) * MAX_ROWS * (k / BLOCK + 1));
     out->bias = malloc(sizeof(float) * n);
     out->scratch = aligned_alloc(64, mr_fast_linear_scratch(k) + 64);
     assert_true(out->x != NULL && out->quant != NULL && out->bias != NULL && out->scratch != NULL);
@@ -96,7 +105,7 @@ static void input_create(const mr_fast_kernels *kernels, uint32_t n, uint32_t k,
         out->bias[i] = tiny_uniform(&seed, -1.0f, 1.0f);
     }
     if (k % BLOCK == 0) {
-        kernels->quantize(out->x, MAX_ROWS * k, out->quant);
+        kernels->quantize(out->x, MAX_ROWS * k, planes, out->quant);
     }
 }
 
@@ -128,10 +137,9 @@ static void multiply(const mr_fast_kernels *kernels, const matrix *m, const inpu
             .scratch = in->scratch,
         };
         if (mr_fast_is_quantised(job.layout)) {
-            job.x_stride = k / BLOCK;
-            job.x_quant = in->quant + first * job.x_stride;
+            job.planes = in->planes;
+            job.x_quant = (const uint8_t *)block_at(in, (size_t)first * (k / BLOCK));
         } else {
-            job.x_stride = k;
             job.x = in->x + (size_t)first * k;
         }
         kernels->linear(&job);
@@ -154,8 +162,10 @@ static expected expect(const matrix *m, const input *in, uint32_t row, uint32_t 
     for (uint32_t j = 0; j < k; j++) {
         double approx = (double)x[j];
         if (mr_fast_is_quantised(m->packed.layout)) {
-            const mr_fast_block *block = &in->quant[row * (k / BLOCK) + j / BLOCK];
-            approx = (double)block->scale * (double)block->codes[j % BLOCK];
+            const mr_fast_block *block = block_at(in, row * (k / BLOCK) + j / BLOCK);
+            int32_t code = block->codes[j % BLOCK];
+            code = in->planes == 1 ? code : 256 * code + block->codes[BLOCK + j % BLOCK];
+            approx = (double)block->scale * (double)code;
             e.quantising += fabs((double)w[j]) * (double)block->scale * 0.5;
         }
         e.exact += (double)w[j] * (double)x[j];
@@ -167,11 +177,11 @@ static expected expect(const matrix *m, const input *in, uint32_t row, uint32_t 
     return e;
 }
 
-static void check_product(const fast_table *table, const matrix *m, uint32_t rows)
+static void check_product(const fast_table *table, const matrix *m, uint32_t planes, uint32_t rows)
 {
     const uint32_t n = m->packed.n;
     input in;
-    input_create(table->kernels, n, m->packed.k, &in);
+    input_create(table->kernels, planes, n, m->packed.k, &in);
     float *out = malloc(sizeof(float) * rows * n);
     float *alone = malloc(sizeof(float) * n);
     assert_true(out != NULL && alone != NULL);
@@ -182,9 +192,11 @@ static void check_product(const fast_table *table, const matrix *m, uint32_t row
             const double found = (double)out[row * n + i];
             if (!(fabs(found - e.quantised) <= e.rounding) ||
                 !(fabs(found - e.exact) <= e.quantising + e.rounding)) {
-                fail_msg("%s %s n %u k %u, row %u of %u, output %u: %g for %g +- %g, %g +- %g",
-                         table->name, mr_dtype_info_get(m->packed.dtype)->name, n, m->packed.k, row,
-                         rows, i, found, e.quantised, e.rounding, e.exact, e.quantising);
+                fail_msg("%s %s n %u k %u planes %u, row %u of %u, output %u: %g for %g +- %g, "
+                         "%g +- %g",
+                         table->name, mr_dtype_info_get(m->packed.dtype)->name, n, m->packed.k,
+                         planes, row, rows, i, found, e.quantised, e.rounding, e.exact,
+                         e.quantising);
             }
         }
         /* No bit depends on the other rows. */
@@ -213,7 +225,7 @@ static void test_linear_all_types_and_sizes(void **state)
             matrix_create((mr_dtype)dtype, outputs[s / 4], k, &m);
             for (uint32_t t = 0; t < count; t++) {
                 const uint32_t rows = k == 576 ? MAX_ROWS : 1 + (s * 7 + t) % MAX_ROWS;
-                check_product(&tables[t], &m, rows);
+                check_product(&tables[t], &m, 1 + s % 2, rows);
             }
             matrix_destroy(&m);
         }
@@ -230,84 +242,96 @@ static void test_linear_every_row_count(void **state)
         matrix_create((mr_dtype)dtype, 33, 64, &m);
         for (uint32_t rows = 1; rows <= MAX_ROWS; rows++) {
             for (uint32_t t = 0; t < count; t++) {
-                check_product(&tables[t], &m, rows);
+                check_product(&tables[t], &m, 1, rows);
+                check_product(&tables[t], &m, 2, rows);
             }
         }
         matrix_destroy(&m);
     }
 }
 
-/* The largest codes of both sides: no partial sum may saturate. */
+/* The largest codes of both sides, of either sign: no partial sum may saturate. */
+static void check_extremes(const fast_table *table, const matrix *m, uint32_t planes)
+{
+    input in;
+    float out[32];
+    input_create(table->kernels, planes, 32, 64, &in);
+    for (uint32_t j = 0; j < 64; j++) {
+        in.x[j] = j < 32 ? 1.5f : -1.5f;
+    }
+    table->kernels->quantize(in.x, 64, planes, in.quant);
+    multiply(table->kernels, m, &in, 0, 1, out);
+    for (uint32_t i = 0; i < 32; i++) {
+        const expected e = expect(m, &in, 0, i);
+        assert_true(fabs((double)out[i] - e.quantised) <= e.rounding);
+    }
+    input_destroy(&in);
+}
+
 static void test_linear_extreme_codes(void **state)
 {
     (void)state;
+    static const uint8_t codes[] = {0x80, 0x7f, 0xff, 0x00};
     fast_table tables[FAST_TABLES_MAX];
     const uint32_t count = fast_tables(tables);
     for (int dtype = MR_DTYPE_Q8_0; dtype < MR_DTYPE_COUNT; dtype++) {
-        for (uint32_t pattern = 0; pattern < 3; pattern++) {
+        const uint32_t bytes = mr_dtype_info_get((mr_dtype)dtype)->block_bytes;
+        const uint32_t head = dtype == MR_DTYPE_Q4_1 ? 4 : 2;
+        for (size_t pattern = 0; pattern < sizeof(codes); pattern++) {
             matrix m;
             matrix_create((mr_dtype)dtype, 32, 64, &m);
-            const uint32_t bytes = mr_dtype_info_get((mr_dtype)dtype)->block_bytes;
-            const uint32_t head = dtype == MR_DTYPE_Q4_1 ? 4 : 2;
             for (uint32_t b = 0; b < 64; b++) {
-                static const uint8_t codes[] = {0x80, 0x7f, 0xff};
                 memset(m.source + b * bytes + head, codes[pattern], bytes - head);
             }
             mr_dequantize((mr_dtype)dtype, m.source, m.exact, 32 * 64);
             mr_fast_weight_pack(&m.from, &m.packed, 0, 1);
             for (uint32_t t = 0; t < count; t++) {
-                input in;
-                float out[32];
-                input_create(tables[t].kernels, 32, 64, &in);
-                for (uint32_t j = 0; j < 64; j++) {
-                    in.x[j] = j < 32 ? 1.5f : -1.5f;
-                }
-                tables[t].kernels->quantize(in.x, 64, in.quant);
-                multiply(tables[t].kernels, &m, &in, 0, 1, out);
-                for (uint32_t i = 0; i < 32; i++) {
-                    const expected e = expect(&m, &in, 0, i);
-                    assert_true(fabs((double)out[i] - e.quantised) <= e.rounding);
-                }
-                input_destroy(&in);
+                check_extremes(&tables[t], &m, 1);
+                check_extremes(&tables[t], &m, 2);
             }
             matrix_destroy(&m);
         }
     }
 }
 
+/* Codes round to nearest, their largest is 127 or 127 · 256 + 127, and sums are theirs. */
+static void check_codes(const float *x, float magnitude, const mr_fast_block *block)
+{
+    const float largest = block->planes == 1 ? 127.0f : 32639.0f;
+    int32_t sum = 0;
+    assert_float_equal(block->scale, magnitude / largest, 0);
+    for (uint32_t j = 0; j < BLOCK; j++) {
+        int32_t code = block->codes[j];
+        code = block->planes == 1 ? code : 256 * code + block->codes[BLOCK + j];
+        assert_int_equal(code, lrintf(x[j] * (largest / magnitude)));
+        sum += code;
+    }
+    assert_int_equal(block->minus_sum, -sum);
+    assert_float_equal(block->offset_sum, block->scale * (float)sum, 0);
+}
+
 static void test_quantize_blocks(void **state)
 {
     (void)state;
     fast_table tables[FAST_TABLES_MAX];
-    const uint32_t count = fast_tables(tables);
+    const uint32_t count = 2 * fast_tables(tables);
     for (uint32_t t = 0; t < count; t++) {
-        float x[5 * BLOCK] = {0};
-        mr_fast_block out[5];
-        uint64_t seed = 5;
-        for (uint32_t j = 0; j < 2 * BLOCK; j++) {
-            x[j] = tiny_uniform(&seed, -3.0f, 3.0f);
-        }
+        input in;
+        input_create(tables[t / 2].kernels, 1 + t % 2, 1, 5 * BLOCK, &in);
+        float *x = in.x;
+        memset(x + 2 * BLOCK, 0, sizeof(float) * 3 * BLOCK);
         x[5] = 3.5f;
         x[BLOCK + 31] = -3.5f;
         x[3 * BLOCK + 1] = NAN;
         x[4 * BLOCK + 1] = 0x1p-140f;
-        tables[t].kernels->quantize(x, 5 * BLOCK, out);
-        for (uint32_t b = 0; b < 2; b++) {
-            int32_t sum = 0;
-            assert_float_equal(out[b].scale, 3.5f / 127.0f, 0);
-            for (uint32_t j = 0; j < BLOCK; j++) {
-                const long code = lrintf(x[b * BLOCK + j] * (127.0f / 3.5f));
-                assert_int_equal(out[b].codes[j], code);
-                sum += (int32_t)code;
-            }
-            assert_int_equal(out[b].minus_sum, -sum);
-            assert_float_equal(out[b].offset_sum, out[b].scale * (float)sum, 0);
-        }
-        assert_int_equal(out[0].codes[5], 127);
-        assert_int_equal(out[1].codes[31], -127);
-        assert_true(out[2].scale == 0.0f && out[2].minus_sum == 0);
-        assert_true(isnan(out[3].scale));
-        assert_true(out[4].scale == 0.0f && out[4].minus_sum == 0);
+        tables[t / 2].kernels->quantize(x, 5 * BLOCK, in.planes, in.quant);
+        check_codes(x, 3.5f, block_at(&in, 0));
+        check_codes(x + BLOCK, 3.5f, block_at(&in, 1));
+        assert_int_equal(block_at(&in, 0)->codes[5], 127);
+        assert_true(block_at(&in, 2)->scale == 0.0f && block_at(&in, 2)->minus_sum == 0);
+        assert_true(isnan(block_at(&in, 3)->scale));
+        assert_true(block_at(&in, 4)->scale == 0.0f && block_at(&in, 4)->minus_sum == 0);
+        input_destroy(&in);
     }
 }
 

@@ -1,0 +1,174 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/bench.h"
+
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/philox.h"
+#include "service/stepper.h"
+
+#include <stdlib.h>
+
+#define WARM_TOKENS 32u
+#define WARM_STEPS  4u
+
+typedef struct bench {
+    mr_stepper *stepper;
+    uint32_t vocab_size;
+    uint32_t max_tokens; /* of a step */
+    double *rates;       /* [repeat] */
+} bench;
+
+static uint64_t now_ns(void)
+{
+    const mr_clock clock = mr_clock_monotonic();
+    return mr_clock_now(&clock);
+}
+
+/* The same token at the same place in every run; text would make no difference in cost. */
+static uint32_t token_at(const bench *b, uint32_t sequence, uint32_t position)
+{
+    static const uint32_t key[2] = {0x6d696c6c, 0x72616365};
+    const uint32_t counter[4] = {sequence, position, 0, 0};
+    uint32_t out[4];
+    mr_philox4x32(counter, key, out);
+    return out[0] % b->vocab_size;
+}
+
+static mr_row_params greedy_row(void)
+{
+    return (mr_row_params){.top_p = 1.0f, .repetition_penalty = 1.0f, .target = MR_NO_TARGET};
+}
+
+static mr_status open_bench(bench *b, mr_runtime *runtime, uint32_t sequences, uint32_t tokens,
+                            uint32_t repeat, mr_error *err)
+{
+    *b = (bench){
+        .vocab_size = mr_model_config_get(mr_runtime_model(runtime))->vocab_size,
+        .max_tokens = mr_runtime_exec_options(runtime)->max_tokens,
+        .rates = mr_calloc(repeat, sizeof(double)),
+    };
+    if (b->rates == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory");
+    }
+    return mr_stepper_create(runtime, sequences, tokens, &b->stepper, err);
+}
+
+static void close_bench(bench *b)
+{
+    mr_stepper_destroy(b->stepper);
+    free(b->rates);
+}
+
+/* Computes positions 0 … tokens − 1 of a sequence, and the logits of the last. */
+static mr_status prefill(bench *b, uint32_t sequence, uint32_t tokens, mr_error *err)
+{
+    const mr_row_params row = greedy_row();
+    mr_stepper_rewind(b->stepper, sequence, 0);
+    for (uint32_t begin = 0; begin < tokens;) {
+        const uint32_t left = tokens - begin;
+        const uint32_t end = begin + (left < b->max_tokens ? left : b->max_tokens);
+        mr_stepper_begin(b->stepper);
+        MR_TRY(mr_stepper_sequence(b->stepper, sequence, end - begin));
+        for (; begin < end; begin++) {
+            MR_TRY(mr_stepper_token(b->stepper, token_at(b, sequence, begin),
+                                    begin + 1 == tokens ? &row : NULL));
+        }
+        mr_step_output output;
+        MR_TRY(mr_stepper_run(b->stepper, &output, err));
+    }
+    return MR_OK;
+}
+
+/* `steps` steps that compute a token of every sequence, from `position` on. */
+static mr_status decode(bench *b, uint32_t batch, uint32_t position, uint32_t steps, mr_error *err)
+{
+    const mr_row_params row = greedy_row();
+    for (uint32_t s = 0; s < batch; s++) {
+        mr_stepper_rewind(b->stepper, s, position);
+    }
+    for (uint32_t step = 0; step < steps; step++) {
+        mr_stepper_begin(b->stepper);
+        for (uint32_t s = 0; s < batch; s++) {
+            MR_TRY(mr_stepper_sequence(b->stepper, s, 1));
+            MR_TRY(mr_stepper_token(b->stepper, token_at(b, s, position + step), &row));
+        }
+        mr_step_output output;
+        MR_TRY(mr_stepper_run(b->stepper, &output, err));
+    }
+    return MR_OK;
+}
+
+static int compare_rates(const void *a, const void *b)
+{
+    const double x = *(const double *)a;
+    const double y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
+static double median(double *rates, uint32_t count)
+{
+    qsort(rates, count, sizeof(*rates), compare_rates);
+    return count % 2 == 1 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
+}
+
+static double rate(uint64_t tokens, uint64_t ns)
+{
+    return (double)tokens * 1e9 / (double)(ns > 0 ? ns : 1);
+}
+
+static mr_status run_prefill(bench *b, uint32_t tokens, uint32_t repeat, mr_error *err)
+{
+    MR_TRY(prefill(b, 0, tokens < WARM_TOKENS ? tokens : WARM_TOKENS, err));
+    for (uint32_t i = 0; i < repeat; i++) {
+        const uint64_t begin = now_ns();
+        MR_TRY(prefill(b, 0, tokens, err));
+        b->rates[i] = rate(tokens, now_ns() - begin);
+    }
+    return MR_OK;
+}
+
+mr_status mr_bench_prefill(mr_runtime *runtime, uint32_t tokens, uint32_t repeat,
+                           double *tokens_per_s, mr_error *err)
+{
+    bench b;
+    mr_status status = open_bench(&b, runtime, 1, tokens, repeat, err);
+    if (status == MR_OK) {
+        status = run_prefill(&b, tokens, repeat, err);
+    }
+    if (status == MR_OK) {
+        *tokens_per_s = median(b.rates, repeat);
+    }
+    close_bench(&b);
+    return status;
+}
+
+static mr_status run_decode(bench *b, const mr_bench_decode_spec *spec, mr_error *err)
+{
+    for (uint32_t s = 0; s < spec->batch; s++) {
+        MR_TRY(prefill(b, s, spec->prompt, err));
+    }
+    const uint32_t warm = spec->generate < WARM_STEPS ? spec->generate : WARM_STEPS;
+    MR_TRY(decode(b, spec->batch, spec->prompt, warm, err));
+    for (uint32_t i = 0; i < spec->repeat; i++) {
+        const uint64_t begin = now_ns();
+        MR_TRY(decode(b, spec->batch, spec->prompt, spec->generate, err));
+        b->rates[i] = rate((uint64_t)spec->batch * spec->generate, now_ns() - begin);
+    }
+    return MR_OK;
+}
+
+mr_status mr_bench_decode(mr_runtime *runtime, const mr_bench_decode_spec *spec,
+                          double *tokens_per_s, mr_error *err)
+{
+    bench b;
+    mr_status status =
+        open_bench(&b, runtime, spec->batch, spec->prompt + spec->generate, spec->repeat, err);
+    if (status == MR_OK) {
+        status = run_decode(&b, spec, err);
+    }
+    if (status == MR_OK) {
+        *tokens_per_s = median(b.rates, spec->repeat);
+    }
+    close_bench(&b);
+    return status;
+}

@@ -1,0 +1,211 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/call.h"
+
+#include "base/checked.h"
+#include "base/clock.h"
+#include "service/codec.h"
+#include "service/error_trailers.h"
+
+#include <grpc/slice.h>
+#include <grpc/support/time.h>
+#include <stdlib.h>
+#include <string.h>
+
+static void link_in(mr_call *call)
+{
+    mr_rpc_queue *queue = call->queue;
+    call->next = queue->calls;
+    if (queue->calls != NULL) {
+        queue->calls->prev = call;
+    }
+    queue->calls = call;
+}
+
+static void link_out(mr_call *call)
+{
+    if (call->prev != NULL) {
+        call->prev->next = call->next;
+    } else {
+        call->queue->calls = call->next;
+    }
+    if (call->next != NULL) {
+        call->next->prev = call->prev;
+    }
+}
+
+static void free_call(mr_call *call)
+{
+    if (call->payload != NULL) {
+        grpc_byte_buffer_destroy(call->payload);
+    }
+    grpc_metadata_array_destroy(&call->metadata);
+    grpc_call_details_destroy(&call->details);
+    if (call->call != NULL) {
+        grpc_call_unref(call->call);
+    }
+    free(call);
+}
+
+void mr_call_hold(mr_call *call)
+{
+    call->refs++;
+}
+
+void mr_call_release(mr_call *call)
+{
+    MR_CHECK(call->refs > 0);
+    call->refs--;
+    if (call->refs > 0) {
+        return;
+    }
+    if (call->method->release != NULL) {
+        call->method->release(call);
+    }
+    link_out(call);
+    free_call(call);
+}
+
+bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, void *registered)
+{
+    mr_call *call = mr_calloc(1, sizeof(*call));
+    if (call == NULL) {
+        return false;
+    }
+    call->queue = queue;
+    call->method = method;
+    call->registered = registered;
+    grpc_metadata_array_init(&call->metadata);
+    grpc_call_details_init(&call->details);
+    call->new_tag = (mr_rpc_tag){MR_RPC_NEW, call};
+    call->closed_tag = (mr_rpc_tag){MR_RPC_CLOSED, call};
+    call->sent_tag = (mr_rpc_tag){MR_RPC_SENT, call};
+    call->finished_tag = (mr_rpc_tag){MR_RPC_FINISHED, call};
+
+    grpc_server *grpc = queue->server->grpc;
+    const grpc_call_error status =
+        method->path == NULL
+            ? grpc_server_request_call(grpc, &call->call, &call->details, &call->metadata,
+                                       queue->cq, queue->cq, &call->new_tag)
+            : grpc_server_request_registered_call(grpc, registered, &call->call, &call->deadline,
+                                                  &call->metadata, &call->payload, queue->cq,
+                                                  queue->cq, &call->new_tag);
+    if (status != GRPC_CALL_OK) {
+        free_call(call);
+        return false;
+    }
+    return true;
+}
+
+/* A batch that gRPC refuses is a bug of ours: none of its contents come from outside. */
+static void start(mr_call *call, const grpc_op *ops, size_t n_ops, mr_rpc_tag *tag)
+{
+    mr_call_hold(call);
+    MR_CHECK(grpc_call_start_batch(call->call, ops, n_ops, tag, NULL) == GRPC_CALL_OK);
+}
+
+static size_t add_initial(mr_call *call, grpc_op *ops)
+{
+    if (call->sent_initial) {
+        return 0;
+    }
+    call->sent_initial = true;
+    ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    return 1;
+}
+
+void mr_call_send(mr_call *call, const ProtobufCMessage *message)
+{
+    MR_CHECK(!call->sending && !call->finished);
+    grpc_op ops[2];
+    memset(ops, 0, sizeof(ops));
+    size_t n_ops = add_initial(call, ops);
+    grpc_byte_buffer *buffer = mr_codec_pack(message);
+    ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
+    ops[n_ops++].data.send_message.send_message = buffer;
+    call->sending = true;
+    start(call, ops, n_ops, &call->sent_tag);
+    grpc_byte_buffer_destroy(buffer);
+}
+
+void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error *err)
+{
+    MR_CHECK(!call->finished);
+    call->finished = true;
+    grpc_op ops[3];
+    memset(ops, 0, sizeof(ops));
+    size_t n_ops = add_initial(call, ops);
+    grpc_byte_buffer *buffer = NULL;
+    if (last != NULL) {
+        buffer = mr_codec_pack(last);
+        ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
+        ops[n_ops++].data.send_message.send_message = buffer;
+    }
+    mr_error_trailers trailers;
+    mr_error_trailers_init(&trailers, err);
+    grpc_op *op = &ops[n_ops++];
+    op->op = GRPC_OP_SEND_STATUS_FROM_SERVER;
+    op->data.send_status_from_server.status = trailers.code;
+    op->data.send_status_from_server.status_details = &trailers.message;
+    op->data.send_status_from_server.trailing_metadata_count = trailers.count;
+    op->data.send_status_from_server.trailing_metadata = trailers.metadata;
+    start(call, ops, n_ops, &call->finished_tag);
+    mr_error_trailers_deinit(&trailers);
+    if (buffer != NULL) {
+        grpc_byte_buffer_destroy(buffer);
+    }
+}
+
+static void on_new(mr_call *call, bool ok)
+{
+    if (!ok) {
+        free_call(call); /* the server shuts down: no call came */
+        return;
+    }
+    (void)mr_call_expect(call->queue, call->method, call->registered);
+    call->refs = 1;
+    link_in(call);
+    /* First of all, so that a client that leaves is noticed whatever the method does. */
+    grpc_op op;
+    memset(&op, 0, sizeof(op));
+    op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
+    op.data.recv_close_on_server.cancelled = &call->client_cancelled;
+    start(call, &op, 1, &call->closed_tag);
+    call->method->begin(call);
+    mr_call_release(call);
+}
+
+void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok)
+{
+    if (event == MR_RPC_NEW) {
+        on_new(call, ok);
+        return;
+    }
+    if (event == MR_RPC_CLOSED) {
+        if (call->client_cancelled != 0 && call->method->cancelled != NULL) {
+            call->method->cancelled(call);
+        }
+    } else if (event == MR_RPC_SENT) {
+        call->sending = false;
+        if (!call->finished && call->method->resume != NULL) {
+            call->method->resume(call);
+        }
+    }
+    mr_call_release(call);
+}
+
+uint64_t mr_call_deadline_ns(const mr_call *call, uint64_t now_ns)
+{
+    const gpr_timespec never = gpr_inf_future(call->deadline.clock_type);
+    if (gpr_time_cmp(call->deadline, never) >= 0) {
+        return MR_NEVER;
+    }
+    const gpr_timespec left = gpr_time_sub(call->deadline, gpr_now(call->deadline.clock_type));
+    if (left.tv_sec < 0) {
+        return now_ns;
+    }
+    uint64_t ns = 0;
+    if (!mr_mul_u64((uint64_t)left.tv_sec, MR_NS_PER_S, &ns)) {
+        return MR_NEVER;
+    }
+    return mr_time_add(now_ns, ns + (uint64_t)left.tv_nsec);
+}

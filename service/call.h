@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * One RPC on the server, from the moment it may arrive to its last event. Everything here runs on
+ * the thread of the call's queue.
+ *
+ * Each batch given to gRPC holds a reference until its tag comes back; a method may hold one more
+ * while something of its own is under way. The last one frees the call.
+ */
+#ifndef MILLRACE_SERVICE_CALL_H
+#define MILLRACE_SERVICE_CALL_H
+
+#include "service/rpc.h"
+
+#include <protobuf-c/protobuf-c.h>
+
+struct mr_call {
+    mr_rpc_queue *queue;
+    const mr_rpc_method *method;
+    void *registered; /* gRPC's handle of the method; NULL for mr_rpc_other */
+    grpc_call *call;  /* owns; NULL until it arrives */
+    gpr_timespec deadline;
+    grpc_metadata_array metadata;
+    grpc_call_details details; /* mr_rpc_other only */
+    grpc_byte_buffer *payload; /* owns; NULL if the client went away, and for mr_rpc_other */
+    int client_cancelled;      /* gRPC writes it before MR_RPC_CLOSED */
+    uint32_t refs;
+    bool sent_initial; /* metadata */
+    bool sending;      /* a message is on its way: one at a time */
+    bool finished;     /* the status is given */
+    mr_rpc_tag new_tag, closed_tag, sent_tag, finished_tag;
+    struct mr_call *prev, *next; /* the queue's list */
+    void *state;                 /* the method's */
+};
+
+/* Lets gRPC hand a call of this method to the queue. False when gRPC refuses (shutting down) or
+ * memory is short. Also before the thread runs. */
+bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, void *registered);
+
+/* What the queue's thread got back. */
+void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok);
+
+/* Sends a message; `resume` follows. Not while one is on its way, nor once finished. */
+void mr_call_send(mr_call *call, const ProtobufCMessage *message);
+/* Ends the call, once: with `last` (may be NULL) before the status, which is OK when `err` is NULL.
+ * Errors carry their retry time as trailer and as google.rpc.RetryInfo. */
+void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error *err);
+
+/* One more reference, and its end: the call may be freed then. */
+void mr_call_hold(mr_call *call);
+void mr_call_release(mr_call *call);
+
+/* The call's deadline on CLOCK_MONOTONIC, MR_NEVER if it has none. */
+uint64_t mr_call_deadline_ns(const mr_call *call, uint64_t now_ns);
+
+#endif

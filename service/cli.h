@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Option parsing of all commands. A command lists its options with the places their values go to;
+ * an option is "--name VALUE" or "--name=VALUE", never abbreviated, and "--" ends them.
+ */
+#ifndef MILLRACE_SERVICE_CLI_H
+#define MILLRACE_SERVICE_CLI_H
+
+#include "base/status.h"
+#include "service/config.h"
+
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+
+/* Exit statuses of the program. */
+enum {
+    MR_EXIT_OK = 0,
+    MR_EXIT_FAILED = 1,
+    MR_EXIT_USAGE = 2,
+};
+
+#define MR_CLI_MAX_LIST 64
+
+typedef struct mr_cli_texts {
+    const char *items[MR_CLI_MAX_LIST]; /* borrowed from argv */
+    size_t count;
+} mr_cli_texts;
+
+typedef struct mr_cli_counts {
+    uint32_t items[MR_CLI_MAX_LIST];
+    size_t count;
+} mr_cli_counts;
+
+typedef enum mr_cli_kind {
+    MR_CLI_FLAG,   /* bool */
+    MR_CLI_TEXT,   /* const char *, borrowed from argv */
+    MR_CLI_TEXTS,  /* mr_cli_texts: may be given again and again */
+    MR_CLI_COUNT,  /* uint64_t */
+    MR_CLI_FLOAT,  /* float */
+    MR_CLI_COUNTS, /* mr_cli_counts: whole numbers from 1, separated by commas */
+} mr_cli_kind;
+
+typedef struct mr_cli_option {
+    const char *name; /* without the dashes */
+    mr_cli_kind kind;
+    void *value;          /* where the value goes; left alone when the option is absent */
+    bool *given;          /* may be NULL */
+    const char *argument; /* "N" in the help; NULL for flags */
+    const char *help;
+} mr_cli_option;
+
+typedef struct mr_cli_command {
+    const char *name;
+    const char *usage; /* what follows "millrace NAME" */
+    const char *about; /* a sentence or two */
+    const mr_cli_option *options;
+    size_t n_options;
+    size_t max_operands;
+    bool shows_config; /* help lists the configuration keys */
+} mr_cli_command;
+
+typedef enum mr_cli_outcome {
+    MR_CLI_RUN,
+    MR_CLI_HELPED, /* help was asked for and printed: exit 0 */
+    MR_CLI_BAD,    /* the error is printed: exit 2 */
+} mr_cli_outcome;
+
+/* Reads argv[1 … argc). Main thread. */
+mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv,
+                            mr_cli_texts *operands);
+
+/* The options that every command with a model takes: initialisers for its option list. */
+typedef struct mr_cli_model {
+    const char *path;
+    const char *config_path;
+    mr_cli_texts sets;
+} mr_cli_model;
+
+#define MR_CLI_MODEL_OPTIONS(model)                                                                \
+    {"model", MR_CLI_TEXT, &(model)->path, NULL, "PATH", "the model, a GGUF file"},                \
+        {"config", MR_CLI_TEXT, &(model)->config_path, NULL, "FILE", "configuration, YAML"},       \
+    {                                                                                              \
+        "set", MR_CLI_TEXTS, &(model)->sets, NULL, "KEY=VALUE",                                    \
+            "one setting; may be given again and again"                                            \
+    }
+
+/* Defaults, file, environment and --set, in this order; not finished yet. */
+MR_MUST_USE mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *config,
+                                         mr_error *err);
+
+/* Prints "millrace: message" on standard error; gives `exit_status` back. */
+int mr_cli_fail(int exit_status, const mr_error *err);
+int mr_cli_fail_usage(const char *fmt, ...) MR_PRINTF(1, 2);
+
+/* Flushes standard output; a failed write (disk full, reader gone) is an error like any other. */
+int mr_cli_finish_output(int exit_status);
+
+#endif

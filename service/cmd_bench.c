@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/clock.h"
+#include "base/cpu.h"
+#include "service/bench.h"
+#include "service/commands.h"
+#include "service/generation.h"
+#include "service/jsonl.h"
+
+#include <inttypes.h>
+#include <string.h>
+
+typedef struct bench_options {
+    mr_cli_model model;
+    mr_cli_counts prefill;
+    mr_cli_counts decode;
+    uint64_t prompt;
+    uint64_t generate;
+    uint64_t repeat;
+    bool json;
+} bench_options;
+
+typedef struct bench_report {
+    double prefill[MR_CLI_MAX_LIST]; /* tokens a second, as bench_options.prefill */
+    double decode[MR_CLI_MAX_LIST];
+    double load_s;
+} bench_report;
+
+static uint32_t largest(const mr_cli_counts *counts)
+{
+    uint32_t most = 1;
+    for (size_t i = 0; i < counts->count; i++) {
+        most = counts->items[i] > most ? counts->items[i] : most;
+    }
+    return most;
+}
+
+/* Makes room for what will be measured, and for no more. */
+static void fit_config(const bench_options *o, mr_config *config)
+{
+    const uint32_t batch = largest(&o->decode);
+    const uint32_t sequence = (uint32_t)(o->prompt + o->generate);
+    const uint32_t prefill = largest(&o->prefill);
+    config->max_batch_size = batch;
+    config->max_seq_length = sequence > prefill ? sequence : prefill;
+    if (config->max_batch_tokens < batch) {
+        config->max_batch_tokens = batch;
+    }
+}
+
+static mr_status measure(const bench_options *o, mr_runtime *runtime, bench_report *report,
+                         mr_error *err)
+{
+    for (size_t i = 0; i < o->prefill.count; i++) {
+        MR_TRY(mr_bench_prefill(runtime, o->prefill.items[i], (uint32_t)o->repeat,
+                                &report->prefill[i], err));
+    }
+    for (size_t i = 0; i < o->decode.count; i++) {
+        const mr_bench_decode_spec spec = {
+            .batch = o->decode.items[i],
+            .prompt = (uint32_t)o->prompt,
+            .generate = (uint32_t)o->generate,
+            .repeat = (uint32_t)o->repeat,
+        };
+        MR_TRY(mr_bench_decode(runtime, &spec, &report->decode[i], err));
+    }
+    return MR_OK;
+}
+
+static json_t *rates_array(const char *name, const mr_cli_counts *counts, const double *rates)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; i < counts->count; i++) {
+        json_t *entry =
+            json_pack("{s:I, s:f}", name, (json_int_t)counts->items[i], "tokens_per_s", rates[i]);
+        if (json_array_append_new(array, entry) != 0) {
+            json_decref(array);
+            return NULL;
+        }
+    }
+    return array;
+}
+
+static json_t *report_object(const bench_options *o, mr_runtime *runtime,
+                             const bench_report *report)
+{
+    const mr_backend_info *backend = mr_runtime_backend(runtime);
+    mr_exec_memory memory;
+    mr_runtime_exec(runtime)->vt->memory(mr_runtime_exec(runtime), &memory);
+    json_t *bytes =
+        json_pack("{s:I, s:I, s:I}", "weights", (json_int_t)memory.weights_bytes, "kv_cache",
+                  (json_int_t)memory.kv_bytes, "activations", (json_int_t)memory.activation_bytes);
+    return json_pack(
+        "{s:s, s:I, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:o}", "backend", backend->name,
+        "threads", (json_int_t)backend->threads, "model", mr_runtime_model_name(runtime), "prefill",
+        rates_array("tokens", &o->prefill, report->prefill), "decode",
+        rates_array("batch", &o->decode, report->decode), "prompt", (json_int_t)o->prompt,
+        "generate", (json_int_t)o->generate, "repeat", (json_int_t)o->repeat, "load_s",
+        report->load_s, "peak_rss_bytes", (json_int_t)mr_memory_peak_rss(), "memory_bytes", bytes);
+}
+
+static void print_table(const bench_options *o, mr_runtime *runtime, const bench_report *report)
+{
+    const mr_backend_info *backend = mr_runtime_backend(runtime);
+    printf("%s, %s, %" PRIu32 " threads; loaded in %.2f s; peak memory %.0f MiB\n\n",
+           mr_runtime_model_name(runtime), backend->name, backend->threads, report->load_s,
+           (double)mr_memory_peak_rss() / (1 << 20));
+    puts("what                     tokens/s");
+    for (size_t i = 0; i < o->prefill.count; i++) {
+        printf("prefill %-8" PRIu32 "  %14.1f\n", o->prefill.items[i], report->prefill[i]);
+    }
+    for (size_t i = 0; i < o->decode.count; i++) {
+        printf("decode × %-7" PRIu32 "  %14.1f\n", o->decode.items[i], report->decode[i]);
+    }
+}
+
+static int run(const bench_options *o)
+{
+    mr_error err = {0};
+    mr_config config;
+    if (mr_cli_load_config(&o->model, &config, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
+    fit_config(o, &config);
+    const mr_clock clock = mr_clock_monotonic();
+    const uint64_t begin = mr_clock_now(&clock);
+    mr_runtime_options open = {.model_path = o->model.path};
+    mr_runtime *runtime;
+    const int opened = mr_command_open_runtime(&config, &open, &runtime);
+    if (opened != MR_EXIT_OK) {
+        return opened;
+    }
+    bench_report report = {.load_s = (double)(mr_clock_now(&clock) - begin) / 1e9};
+    mr_status status = measure(o, runtime, &report, &err);
+    if (status == MR_OK && o->json) {
+        status = mr_jsonl_write(stdout, report_object(o, runtime, &report), &err);
+    } else if (status == MR_OK) {
+        print_table(o, runtime, &report);
+    }
+    mr_runtime_close(runtime);
+    return status == MR_OK ? MR_EXIT_OK : mr_cli_fail(MR_EXIT_FAILED, &err);
+}
+
+static bool in_range(uint64_t value, uint64_t high)
+{
+    return value >= 1 && value <= high;
+}
+
+static int bench_offline(int argc, char **argv)
+{
+    bench_options o = {
+        .prefill = {.items = {512, 4096}, .count = 2},
+        .decode = {.items = {1, 4, 8, 32}, .count = 4},
+        .prompt = 128,
+        .generate = 64,
+        .repeat = 3,
+    };
+    const mr_cli_option options[] = {
+        MR_CLI_MODEL_OPTIONS(&o.model),
+        {"prefill", MR_CLI_COUNTS, &o.prefill, NULL, "N,…", "prompt lengths (default 512,4096)"},
+        {"decode", MR_CLI_COUNTS, &o.decode, NULL, "N,…", "batch sizes (default 1,4,8,32)"},
+        {"prompt", MR_CLI_COUNT, &o.prompt, NULL, "N",
+         "tokens that a decoding sequence has already (default 128)"},
+        {"generate", MR_CLI_COUNT, &o.generate, NULL, "N", "tokens to decode (default 64)"},
+        {"repeat", MR_CLI_COUNT, &o.repeat, NULL, "N", "runs to take the median of (default 3)"},
+        {"json", MR_CLI_FLAG, &o.json, NULL, NULL, "a JSON object instead of a table"},
+    };
+    const mr_cli_command command = {
+        .name = "bench offline",
+        .usage = "--model PATH [OPTION]...",
+        .about = "Measures prompt and decode throughput of a model on this machine.",
+        .options = options,
+        .n_options = sizeof(options) / sizeof(options[0]),
+        .shows_config = true,
+    };
+    mr_cli_texts operands;
+    const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &operands);
+    if (outcome != MR_CLI_RUN) {
+        return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
+    }
+    if (o.model.path == NULL) {
+        return mr_cli_fail_usage("bench offline: --model PATH is missing");
+    }
+    if (!in_range(o.prompt, 1u << 20) || !in_range(o.generate, 1u << 20) ||
+        !in_range(o.repeat, 1000)) {
+        return mr_cli_fail_usage("bench offline: --prompt and --generate take 1 to 1048576, "
+                                 "--repeat 1 to 1000");
+    }
+    if (largest(&o.decode) > 4096) {
+        return mr_cli_fail_usage("bench offline: --decode takes batches of up to 4096");
+    }
+    return run(&o);
+}
+
+int mr_cmd_bench(int argc, char **argv)
+{
+    if (argc > 1 && strcmp(argv[1], "offline") == 0) {
+        return bench_offline(argc - 1, argv + 1);
+    }
+    if (argc > 1 && strcmp(argv[1], "serve") == 0) {
+        mr_error err;
+        (void)mr_unsupported_fail(MR_SURFACE_CLI, "bench serve", &err);
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
+    if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
+        puts("usage: millrace bench offline --model PATH [OPTION]...\n\n"
+             "millrace bench offline --help says more.");
+        return MR_EXIT_OK;
+    }
+    return mr_cli_fail_usage("bench: say what to measure: millrace bench offline --model PATH");
+}

@@ -1,0 +1,152 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "kernels/backend.h"
+#include "service/commands.h"
+#include "service/jsonl.h"
+
+#include <inttypes.h>
+
+static json_t *rope_object(const mr_model_config *config)
+{
+    json_t *inv_freq = json_array();
+    for (uint32_t i = 0; i < config->rope.dims / 2 && config->rope.inv_freq != NULL; i++) {
+        if (json_array_append_new(inv_freq, json_real((double)config->rope.inv_freq[i])) != 0) {
+            json_decref(inv_freq);
+            return NULL;
+        }
+    }
+    return json_pack("{s:s, s:f, s:I, s:s, s:o, s:f}", "type", config->rope_type, "theta",
+                     (double)config->rope_theta, "dims", (json_int_t)config->rope.dims, "pairing",
+                     config->rope.pairing == MR_ROPE_INTERLEAVED ? "interleaved" : "halves",
+                     "inv_freq", inv_freq, "attention_factor",
+                     (double)config->rope.attention_factor);
+}
+
+static json_t *tensor_object(const mr_model_tensor *tensor)
+{
+    json_t *shape = json_array();
+    for (uint32_t i = 0; i < tensor->n_dims; i++) {
+        if (json_array_append_new(shape, json_integer((json_int_t)tensor->shape[i])) != 0) {
+            json_decref(shape);
+            return NULL;
+        }
+    }
+    return json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "type",
+                     mr_dtype_info_get(tensor->dtype)->name, "shape", shape, "bytes",
+                     (json_int_t)tensor->bytes);
+}
+
+static json_t *tensors_array(const mr_model *model)
+{
+    json_t *array = json_array();
+    for (size_t i = 0; i < mr_model_tensor_count(model); i++) {
+        if (json_array_append_new(array, tensor_object(mr_model_tensor_at(model, i))) != 0) {
+            json_decref(array);
+            return NULL;
+        }
+    }
+    return array;
+}
+
+/* Bytes that a token takes in the KV cache by default. */
+static uint64_t kv_bytes_per_token(const mr_model_config *config)
+{
+    const mr_plan_kv kv = {
+        .layers = config->layers,
+        .heads = config->kv_heads,
+        .head_width = config->head_width,
+        .groups = 1,
+    };
+    return mr_kv_block_bytes(&kv, MR_DTYPE_BF16, 1);
+}
+
+static json_t *model_object(const mr_model *model)
+{
+    const mr_model_config *config = mr_model_config_get(model);
+    json_t *eos = mr_jsonl_ids_array(config->eos, config->n_eos);
+    json_t *memory = json_pack("{s:I, s:I}", "weights_bytes", (json_int_t)config->weights_bytes,
+                               "kv_cache_bytes_per_token", (json_int_t)kv_bytes_per_token(config));
+    json_t *object = json_pack(
+        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:I}", "name", config->name, "format", "gguf",
+        "architecture", config->architecture, "layers", (json_int_t)config->layers, "vocab_size",
+        (json_int_t)config->vocab_size, "context_length", (json_int_t)config->context_length,
+        "parameters", (json_int_t)config->parameters, "quantization", config->quantization,
+        "weights_bytes", (json_int_t)config->weights_bytes);
+    json_t *shape =
+        json_pack("{s:I, s:I, s:I, s:I, s:I}", "width", (json_int_t)config->width, "ffn_width",
+                  (json_int_t)config->ffn_width, "heads", (json_int_t)config->heads, "kv_heads",
+                  (json_int_t)config->kv_heads, "head_width", (json_int_t)config->head_width);
+    int failed = shape == NULL ? -1 : json_object_update(object, shape);
+    json_decref(shape);
+    failed |= json_object_set_new(object, "chat",
+                                  json_boolean(mr_chat_template_known(mr_model_chat(model))));
+    failed |= json_object_set_new(object, "eos_token_ids", eos);
+    failed |= json_object_set_new(object, "memory", memory);
+    failed |= json_object_set_new(object, "rope", rope_object(config));
+    failed |= json_object_set_new(object, "tensors", tensors_array(model));
+    if (failed != 0) {
+        json_decref(object);
+        return NULL;
+    }
+    return object;
+}
+
+static void print_text(const mr_model *model)
+{
+    const mr_model_config *c = mr_model_config_get(model);
+    printf("%s: %s, GGUF, %s\n", c->name, c->architecture, c->quantization);
+    printf("  parameters      %.1f million in %.1f MiB\n", (double)c->parameters / 1e6,
+           (double)c->weights_bytes / (1 << 20));
+    printf("  layers          %" PRIu32 ", width %" PRIu32 ", FFN %" PRIu32 ", heads %" PRIu32
+           " (%" PRIu32 " for keys and values) of %" PRIu32 "\n",
+           c->layers, c->width, c->ffn_width, c->heads, c->kv_heads, c->head_width);
+    printf("  vocabulary      %" PRIu32 "\n", c->vocab_size);
+    printf("  context         %" PRIu32 " tokens, %" PRIu64 " bytes of KV cache each (bf16)\n",
+           c->context_length, kv_bytes_per_token(c));
+    printf("  RoPE            %s, theta %g, %" PRIu32 " dimensions\n", c->rope_type,
+           (double)c->rope_theta, c->rope.dims);
+    printf("  chat template   %s\n",
+           mr_chat_template_known(mr_model_chat(model)) ? "known" : "none that is known");
+    printf("  tensors         %zu; --json lists them\n", mr_model_tensor_count(model));
+}
+
+int mr_cmd_inspect(int argc, char **argv)
+{
+    mr_cli_model cli = {0};
+    bool json = false;
+    const mr_cli_option options[] = {
+        MR_CLI_MODEL_OPTIONS(&cli),
+        {"json", MR_CLI_FLAG, &json, NULL, NULL, "everything, as a JSON object"},
+    };
+    const mr_cli_command command = {
+        .name = "inspect",
+        .usage = "MODEL [--json]",
+        .about = "What a model file holds: architecture, tensors, quantisation, memory, RoPE in "
+                 "effect.",
+        .options = options,
+        .n_options = sizeof(options) / sizeof(options[0]),
+        .max_operands = 1,
+    };
+    mr_cli_texts operands;
+    const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &operands);
+    if (outcome != MR_CLI_RUN) {
+        return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
+    }
+    if ((cli.path != NULL) == (operands.count > 0)) {
+        return mr_cli_fail_usage("inspect: give the model's path, once");
+    }
+    cli.path = cli.path != NULL ? cli.path : operands.items[0];
+    mr_model *model;
+    const int opened = mr_command_open_model(&cli, &model);
+    if (opened != MR_EXIT_OK) {
+        return opened;
+    }
+    mr_error err = {0};
+    mr_status status = MR_OK;
+    if (json) {
+        status = mr_jsonl_write(stdout, model_object(model), &err);
+    } else {
+        print_text(model);
+    }
+    mr_model_close(model);
+    return status == MR_OK ? MR_EXIT_OK : mr_cli_fail(MR_EXIT_FAILED, &err);
+}

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "base/buffer.h"
+#include "base/clock.h"
+#include "base/log.h"
+#include "service/commands.h"
+#include "service/server.h"
+
+#include <inttypes.h>
+#include <signal.h>
+#include <string.h>
+
+#define DEFAULT_LISTEN   "127.0.0.1:8001"
+#define SHUTDOWN_WAIT_MS 30000u
+
+/* Signals are blocked before there is any thread, and waited for when the server runs: one that
+ * comes while the model loads is not lost. */
+static void block_signals(sigset_t *set)
+{
+    sigemptyset(set);
+    sigaddset(set, SIGTERM);
+    sigaddset(set, SIGINT);
+    pthread_sigmask(SIG_BLOCK, set, NULL);
+    signal(SIGPIPE, SIG_IGN);
+}
+
+/* HOST of HOST:PORT, as it was given. */
+static int host_length(const char *listen)
+{
+    const char *colon = strrchr(listen, ':');
+    return (int)(colon == NULL ? strlen(listen) : (size_t)(colon - listen));
+}
+
+static void log_configuration(const mr_runtime *runtime)
+{
+    mr_buffer text = {0};
+    if (mr_config_format(mr_runtime_config(runtime), &text) == MR_OK) {
+        mr_log(MR_LOG_INFO, "serve", "effective configuration", "%.*s", (int)text.size,
+               (const char *)text.data);
+    }
+    mr_buffer_deinit(&text);
+}
+
+static void log_ready(const mr_runtime *runtime, const char *listen, int port, uint64_t load_ns)
+{
+    const mr_backend_info *backend = mr_runtime_backend(runtime);
+    const mr_config *config = mr_runtime_config(runtime);
+    mr_log(MR_LOG_INFO, "serve", "ready",
+           "address=\"%.*s:%d\" model=\"%s\" backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
+           " kv_blocks=%" PRIu32 " load_ms=%" PRIu64,
+           host_length(listen), listen, port, mr_runtime_model_name(runtime), backend->name,
+           backend->threads, config->max_seq_length, mr_runtime_exec_options(runtime)->n_blocks - 1,
+           (uint64_t)(load_ns / MR_NS_PER_MS));
+}
+
+/* Waits for the first signal; the next one has its default effect and ends the process at once. */
+static void wait_for_signal(const sigset_t *set)
+{
+    int number = 0;
+    while (sigwait(set, &number) != 0) {
+    }
+    pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    mr_log(MR_LOG_INFO, "serve", "shutting down", "signal=%s wait_ms=%u",
+           number == SIGTERM ? "SIGTERM" : "SIGINT", SHUTDOWN_WAIT_MS);
+}
+
+static int serve(mr_server *server, const char *listen, const char *path, mr_config *config,
+                 const sigset_t *signals)
+{
+    const mr_clock clock = mr_clock_monotonic();
+    const uint64_t started = mr_clock_now(&clock);
+    const int port = mr_server_port(server);
+    printf("listening on %.*s:%d\n", host_length(listen), listen, port);
+    fflush(stdout);
+
+    mr_runtime_options options = {.model_path = path, .with_engine = true};
+    mr_runtime *runtime = NULL;
+    const int status = mr_command_open_runtime(config, &options, &runtime);
+    if (status == MR_EXIT_OK) {
+        log_configuration(runtime);
+        mr_server_set_runtime(server, runtime);
+        log_ready(runtime, listen, port, mr_clock_now(&clock) - started);
+        wait_for_signal(signals);
+    }
+    mr_server_shutdown(server, SHUTDOWN_WAIT_MS);
+    mr_server_destroy(server);
+    mr_runtime_close(runtime);
+    return status;
+}
+
+int mr_cmd_serve(int argc, char **argv)
+{
+    sigset_t signals;
+    block_signals(&signals);
+
+    mr_cli_model model = {0};
+    const char *listen = DEFAULT_LISTEN;
+    const mr_cli_option options[] = {
+        MR_CLI_MODEL_OPTIONS(&model),
+        {"listen", MR_CLI_TEXT, &listen, NULL, "HOST:PORT",
+         "where to serve (default " DEFAULT_LISTEN "); port 0 takes a free one"},
+    };
+    const mr_cli_command command = {
+        .name = "serve",
+        .usage = "--model PATH [OPTION]...",
+        .about = "Serves a model over gRPC (millrace.v1) until SIGTERM or SIGINT. Running streams "
+                 "then have 30 s to\nend; a second signal ends the process at once.",
+        .options = options,
+        .n_options = sizeof(options) / sizeof(options[0]),
+        .shows_config = true,
+    };
+    mr_cli_texts operands;
+    const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &operands);
+    if (outcome != MR_CLI_RUN) {
+        return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
+    }
+    if (model.path == NULL) {
+        return mr_cli_fail_usage("serve: --model PATH is missing");
+    }
+    mr_error err = {0};
+    mr_config config;
+    if (mr_cli_load_config(&model, &config, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
+    const mr_server_options server_options = {.listen = listen};
+    mr_server *server;
+    if (mr_server_start(&server_options, &server, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_FAILED, &err);
+    }
+    return serve(server, listen, model.path, &config, &signals);
+}

@@ -1,0 +1,252 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/generation.h"
+
+#include "kernels/batch.h"
+
+#include <float.h>
+#include <inttypes.h>
+#include <string.h>
+#include <sys/random.h>
+
+#define DEFAULT_MAX_TOKENS 256u
+#define SEED_LIMIT         (UINT64_C(1) << 53) /* so that a JSON number holds every seed */
+
+typedef enum field_id {
+    FIELD_TEMPERATURE,
+    FIELD_TOP_P,
+    FIELD_TOP_K,
+    FIELD_MIN_P,
+    FIELD_SEED,
+    FIELD_REPETITION_PENALTY,
+    FIELD_PRESENCE_PENALTY,
+    FIELD_FREQUENCY_PENALTY,
+    FIELD_MAX_TOKENS,
+    FIELD_MIN_TOKENS,
+    FIELD_TOP_LOGPROBS,
+} field_id;
+
+/* A field's name on the surfaces: path in the proto, name in JSON lines, option. */
+static const struct {
+    const char *proto;
+    const char *jsonl;
+    const char *cli;
+} field_names[] = {
+    [FIELD_TEMPERATURE] = {"sampling.temperature", "temperature", "--temperature"},
+    [FIELD_TOP_P] = {"sampling.top_p", "top_p", "--top-p"},
+    [FIELD_TOP_K] = {"sampling.top_k", "top_k", "--top-k"},
+    [FIELD_MIN_P] = {"sampling.min_p", "min_p", "--min-p"},
+    [FIELD_SEED] = {"sampling.seed", "seed", "--seed"},
+    [FIELD_REPETITION_PENALTY] = {"sampling.repetition_penalty", "repetition_penalty",
+                                  "--repetition-penalty"},
+    [FIELD_PRESENCE_PENALTY] = {"sampling.presence_penalty", "presence_penalty",
+                                "--presence-penalty"},
+    [FIELD_FREQUENCY_PENALTY] = {"sampling.frequency_penalty", "frequency_penalty",
+                                 "--frequency-penalty"},
+    [FIELD_MAX_TOKENS] = {"stopping.max_tokens", "max_tokens", "--max-tokens"},
+    [FIELD_MIN_TOKENS] = {"stopping.min_tokens", "min_tokens", "--min-tokens"},
+    [FIELD_TOP_LOGPROBS] = {"output.top_logprobs", "logprobs", "--logprobs"},
+};
+
+static const char *field_name(field_id id, mr_surface surface)
+{
+    switch (surface) {
+    case MR_SURFACE_PROTO:
+        return field_names[id].proto;
+    case MR_SURFACE_CLI:
+        return field_names[id].cli;
+    case MR_SURFACE_JSONL:
+    case MR_SURFACE_CONFIG:
+        break;
+    }
+    return field_names[id].jsonl;
+}
+
+/* What a check needs to name the field it refuses. */
+typedef struct check {
+    mr_surface surface;
+    mr_error *err;
+} check;
+
+static mr_status refuse_float(const check *c, field_id id, float value, const char *bounds)
+{
+    const char *name = field_name(id, c->surface);
+    return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name, "%s is %g: it must be %s", name,
+                         (double)value, bounds);
+}
+
+static mr_status check_count(const check *c, field_id id, uint64_t value, uint64_t low,
+                             uint64_t high)
+{
+    if (value >= low && value <= high) {
+        return MR_OK;
+    }
+    const char *name = field_name(id, c->surface);
+    return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                         "%s is %" PRIu64 ": it must be from %" PRIu64 " to %" PRIu64, name, value,
+                         low, high);
+}
+
+/* Every comparison is positive, so that a NaN fails. */
+static mr_status check_sampling(const check *c, const mr_generation_ask *ask,
+                                mr_request_params *out)
+{
+    out->temperature = ask->has_temperature ? ask->temperature : 1.0f;
+    if (!(out->temperature >= 0.0f && out->temperature <= FLT_MAX)) {
+        return refuse_float(c, FIELD_TEMPERATURE, out->temperature, "finite and at least 0");
+    }
+    out->top_p = ask->has_top_p ? ask->top_p : 1.0f;
+    if (!(out->top_p > 0.0f && out->top_p <= 1.0f)) {
+        return refuse_float(c, FIELD_TOP_P, out->top_p, "above 0 and at most 1");
+    }
+    out->min_p = ask->has_min_p ? ask->min_p : 0.0f;
+    if (!(out->min_p >= 0.0f && out->min_p <= 1.0f)) {
+        return refuse_float(c, FIELD_MIN_P, out->min_p, "from 0 to 1");
+    }
+    const uint64_t top_k = ask->has_top_k ? ask->top_k : 0;
+    MR_TRY(check_count(c, FIELD_TOP_K, top_k, 0, UINT32_MAX));
+    out->top_k = (uint32_t)top_k;
+    return MR_OK;
+}
+
+static mr_status check_penalties(const check *c, const mr_generation_ask *ask,
+                                 mr_request_params *out)
+{
+    out->repetition_penalty = ask->has_repetition_penalty ? ask->repetition_penalty : 1.0f;
+    if (!(out->repetition_penalty > 0.0f && out->repetition_penalty <= FLT_MAX)) {
+        return refuse_float(c, FIELD_REPETITION_PENALTY, out->repetition_penalty,
+                            "finite and above 0");
+    }
+    out->presence_penalty = ask->presence_penalty;
+    if (!(out->presence_penalty >= -2.0f && out->presence_penalty <= 2.0f)) {
+        return refuse_float(c, FIELD_PRESENCE_PENALTY, out->presence_penalty, "from -2 to 2");
+    }
+    out->frequency_penalty = ask->frequency_penalty;
+    if (!(out->frequency_penalty >= -2.0f && out->frequency_penalty <= 2.0f)) {
+        return refuse_float(c, FIELD_FREQUENCY_PENALTY, out->frequency_penalty, "from -2 to 2");
+    }
+    return MR_OK;
+}
+
+static mr_status check_lengths(const check *c, const mr_generation_ask *ask, mr_request_params *out)
+{
+    const uint64_t max_tokens = ask->has_max_tokens ? ask->max_tokens : DEFAULT_MAX_TOKENS;
+    MR_TRY(check_count(c, FIELD_MAX_TOKENS, max_tokens, 1, UINT32_MAX));
+    MR_TRY(check_count(c, FIELD_MIN_TOKENS, ask->min_tokens, 0, max_tokens));
+    out->max_tokens = (uint32_t)max_tokens;
+    out->min_tokens = (uint32_t)ask->min_tokens;
+    out->ignore_eos = ask->ignore_eos;
+    return MR_OK;
+}
+
+static mr_status check_logprobs(const check *c, const mr_generation_ask *ask,
+                                mr_request_params *out)
+{
+    MR_TRY(check_count(c, FIELD_TOP_LOGPROBS, ask->top_logprobs, 0, MR_MAX_TOP));
+    if (ask->top_logprobs > 0 && !ask->logprobs) {
+        const char *name = field_name(FIELD_TOP_LOGPROBS, c->surface);
+        return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                             "%s needs output.logprobs: set it, or leave %s out", name, name);
+    }
+    out->logprobs = ask->logprobs;
+    out->top_logprobs = (uint8_t)ask->top_logprobs;
+    out->logprobs_processed = ask->logprobs_processed;
+    return MR_OK;
+}
+
+static mr_status draw_seed(uint64_t *seed, mr_error *err)
+{
+    if (getrandom(seed, sizeof(*seed), 0) != (ssize_t)sizeof(*seed)) {
+        return mr_fail(err, MR_INTERNAL, "the system gave no random seed: pass one");
+    }
+    *seed %= SEED_LIMIT;
+    return MR_OK;
+}
+
+mr_status mr_generation_check(const mr_generation_ask *ask, mr_surface surface,
+                              mr_request_params *out, mr_error *err)
+{
+    const check c = {.surface = surface, .err = err};
+    *out = (mr_request_params){0};
+    MR_TRY(check_sampling(&c, ask, out));
+    MR_TRY(check_penalties(&c, ask, out));
+    MR_TRY(check_lengths(&c, ask, out));
+    MR_TRY(check_logprobs(&c, ask, out));
+    if (!ask->has_seed) {
+        return draw_seed(&out->seed, err);
+    }
+    MR_TRY(check_count(&c, FIELD_SEED, ask->seed, 0, SEED_LIMIT - 1));
+    out->seed = ask->seed;
+    return MR_OK;
+}
+
+mr_status mr_generation_check_prompt(const uint32_t *ids, size_t count, uint32_t vocab_size,
+                                     uint32_t max_seq_length, const char *field,
+                                     mr_request_params *params, mr_error *err)
+{
+    if (count == 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, field,
+                             "%s is empty: give at least one token", field);
+    }
+    if (count >= max_seq_length) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, field,
+                             "%s has %zu tokens, and prompt and output together may have %" PRIu32
+                             ": shorten it to %" PRIu32 " or fewer",
+                             field, count, max_seq_length, max_seq_length - 1);
+    }
+    for (size_t i = 0; i < count; i++) {
+        if (ids[i] >= vocab_size) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, field,
+                                 "%s: token %zu is %" PRIu32 ", the vocabulary ends at %" PRIu32,
+                                 field, i, ids[i], vocab_size - 1);
+        }
+    }
+    const uint32_t room = max_seq_length - (uint32_t)count;
+    if (params->max_tokens > room) {
+        params->max_tokens = room;
+    }
+    if (params->min_tokens > params->max_tokens) {
+        params->min_tokens = params->max_tokens;
+    }
+    return MR_OK;
+}
+
+static const mr_unsupported unsupported[] = {
+#define MR_UNSUPPORTED(surface, name, sample, what) {MR_SURFACE_##surface, name, sample, what},
+#include "service/unsupported.def"
+#undef MR_UNSUPPORTED
+};
+
+const mr_unsupported *mr_unsupported_table(size_t *count)
+{
+    *count = sizeof(unsupported) / sizeof(unsupported[0]);
+    return unsupported;
+}
+
+/* A row "x.*" covers every name below x. */
+static bool row_covers(const mr_unsupported *row, const char *name)
+{
+    const size_t length = strlen(row->name);
+    if (length > 1 && row->name[length - 1] == '*') {
+        return strncmp(row->name, name, length - 1) == 0;
+    }
+    return strcmp(row->name, name) == 0;
+}
+
+const mr_unsupported *mr_unsupported_find(mr_surface surface, const char *name)
+{
+    for (size_t i = 0; i < sizeof(unsupported) / sizeof(unsupported[0]); i++) {
+        if (unsupported[i].surface == surface && row_covers(&unsupported[i], name)) {
+            return &unsupported[i];
+        }
+    }
+    return NULL;
+}
+
+mr_status mr_unsupported_fail(mr_surface surface, const char *name, mr_error *err)
+{
+    const mr_unsupported *row = mr_unsupported_find(surface, name);
+    MR_CHECK(row != NULL);
+    const bool local = surface == MR_SURFACE_CONFIG || surface == MR_SURFACE_CLI;
+    return mr_fail_field(err, local ? MR_FAILED_PRECONDITION : MR_UNIMPLEMENTED, name,
+                         "%s: this build does not have %s yet; leave it out", name, row->what);
+}

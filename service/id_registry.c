@@ -1,0 +1,65 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/id_registry.h"
+
+#include <string.h>
+
+void mr_id_registry_init(mr_id_registry *registry)
+{
+    pthread_mutex_init(&registry->mutex, NULL);
+    registry->first = NULL;
+}
+
+void mr_id_registry_deinit(mr_id_registry *registry)
+{
+    pthread_mutex_destroy(&registry->mutex);
+}
+
+static bool holds(const mr_id_registry *registry, const char *id)
+{
+    for (const mr_id_claim *claim = registry->first; claim != NULL; claim = claim->next) {
+        if (strcmp(claim->id, id) == 0) {
+            return true;
+        }
+    }
+    return false;
+}
+
+mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim, const char *id,
+                               mr_error *err)
+{
+    pthread_mutex_lock(&registry->mutex);
+    const bool taken = holds(registry, id);
+    if (!taken) {
+        *claim = (mr_id_claim){.id = id, .next = registry->first};
+        if (registry->first != NULL) {
+            registry->first->prev = claim;
+        }
+        registry->first = claim;
+    }
+    pthread_mutex_unlock(&registry->mutex);
+    if (taken) {
+        return mr_fail_field(err, MR_ALREADY_EXISTS, "request_id",
+                             "request_id: a request with the id \"%s\" is running; choose another, "
+                             "or leave it out to be given one",
+                             id);
+    }
+    return MR_OK;
+}
+
+void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim)
+{
+    if (claim->id == NULL) {
+        return;
+    }
+    pthread_mutex_lock(&registry->mutex);
+    if (claim->prev != NULL) {
+        claim->prev->next = claim->next;
+    } else {
+        registry->first = claim->next;
+    }
+    if (claim->next != NULL) {
+        claim->next->prev = claim->prev;
+    }
+    pthread_mutex_unlock(&registry->mutex);
+    *claim = (mr_id_claim){0};
+}

@@ -1,0 +1,92 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/listen.h"
+
+#include <errno.h>
+#include <netdb.h>
+#include <stdbool.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/socket.h>
+#include <unistd.h>
+
+#define HOST_MAX 255
+
+/* Splits at the last colon; brackets around the host are dropped. */
+static bool split(const char *address, char host[HOST_MAX + 1], const char **port)
+{
+    const char *colon = strrchr(address, ':');
+    if (colon == NULL || colon[1] == '\0' || strspn(colon + 1, "0123456789") != strlen(colon + 1) ||
+        strtoul(colon + 1, NULL, 10) > 65535) {
+        return false;
+    }
+    size_t length = (size_t)(colon - address);
+    const char *begin = address;
+    if (length >= 2 && begin[0] == '[' && begin[length - 1] == ']') {
+        begin++;
+        length -= 2;
+    } else if (memchr(begin, ':', length) != NULL) {
+        return false; /* IPv6 without brackets: where does the port begin? */
+    }
+    if (length > HOST_MAX) {
+        return false;
+    }
+    memcpy(host, begin, length);
+    host[length] = '\0';
+    *port = colon + 1;
+    return true;
+}
+
+/* 0, or the errno of the bind. */
+static int try_bind(const struct addrinfo *info)
+{
+    const int fd = socket(info->ai_family, info->ai_socktype | SOCK_CLOEXEC, info->ai_protocol);
+    if (fd < 0) {
+        return errno;
+    }
+    const int on = 1;
+    (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* as gRPC does */
+    const int failed = bind(fd, info->ai_addr, info->ai_addrlen) != 0 ? errno : 0;
+    close(fd);
+    return failed;
+}
+
+mr_status mr_listen_check(const char *address, mr_error *err)
+{
+    char host[HOST_MAX + 1];
+    const char *port = NULL;
+    if (!split(address, host, &port)) {
+        return mr_fail(err, MR_INVALID_ARGUMENT,
+                       "cannot listen on \"%s\": write HOST:PORT, like 127.0.0.1:50051 or "
+                       "[::1]:50051",
+                       address);
+    }
+    const struct addrinfo hints = {
+        .ai_flags = AI_PASSIVE | AI_NUMERICSERV,
+        .ai_family = AF_UNSPEC,
+        .ai_socktype = SOCK_STREAM,
+    };
+    struct addrinfo *found = NULL;
+    const int lookup = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, &found);
+    if (lookup != 0) {
+        return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s", address,
+                       lookup == EAI_SYSTEM ? strerror(errno) : gai_strerror(lookup));
+    }
+    /* One address that is not this machine's, or a family it lacks, does not matter if another
+     * works; a port in use or forbidden does. */
+    bool bound = false;
+    int cause = 0;
+    for (const struct addrinfo *info = found; info != NULL; info = info->ai_next) {
+        const int failed = try_bind(info);
+        bound = bound || failed == 0;
+        if (failed == EADDRINUSE || failed == EACCES || cause == 0) {
+            cause = failed;
+        }
+    }
+    freeaddrinfo(found);
+    if (cause == EADDRINUSE || cause == EACCES || !bound) {
+        return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s%s", address, strerror(cause),
+                       cause == EADDRINUSE ? "; stop what listens there, or choose another port"
+                                           : "");
+    }
+    return MR_OK;
+}

@@ -1,0 +1,12 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Whether an address can be listened on, and if not, why: gRPC says only that it cannot. */
+#ifndef MILLRACE_SERVICE_LISTEN_H
+#define MILLRACE_SERVICE_LISTEN_H
+
+#include "base/status.h"
+
+/* `address` is HOST:PORT, [IPV6]:PORT or :PORT. INVALID_ARGUMENT when it is none of them,
+ * UNAVAILABLE naming the cause when it cannot be bound. Any thread. */
+MR_MUST_USE mr_status mr_listen_check(const char *address, mr_error *err);
+
+#endif

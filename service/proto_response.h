@@ -1,0 +1,74 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Collects a request's token events and makes GenerateResponse messages of them: as many tokens a
+ * message as there are. One thread.
+ */
+#ifndef MILLRACE_SERVICE_PROTO_RESPONSE_H
+#define MILLRACE_SERVICE_PROTO_RESPONSE_H
+
+#include "base/buffer.h"
+#include "base/status.h"
+#include "scheduler/request.h"
+#include "service/text.h"
+
+#include "millrace/v1/inference.pb-c.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Zero-initialised is valid and empty. */
+typedef struct mr_token_list {
+    Millrace__V1__Token *tokens; /* owns, [n_tokens]; `top` is set when a message is built */
+    Millrace__V1__Token **token_refs;
+    size_t n_tokens, tokens_capacity;
+    Millrace__V1__TopLogprob *tops; /* owns, [n_tops], of all tokens in order */
+    Millrace__V1__TopLogprob **top_refs;
+    size_t n_tops, tops_capacity;
+} mr_token_list;
+
+typedef struct mr_proto_response {
+    const mr_tokenizer *tokenizer; /* borrows; NULL: tokens have no bytes */
+    const mr_request *request;     /* borrows */
+    bool skip_text;
+    bool echo_prompt;
+
+    mr_text_stream stream;
+    mr_token_list tokens; /* collected since the last message */
+    mr_finish finish;     /* not NONE once the last event is in */
+    uint32_t matched_token;
+    double cumulative_logprob;
+    bool begun; /* a message has been built */
+
+    /* The message built last. */
+    mr_buffer text;
+    mr_token_list prompt;
+    Millrace__V1__Chunk chunk;
+    Millrace__V1__Chunk *chunk_refs[1];
+    Millrace__V1__Usage usage;
+    Millrace__V1__Timings timings;
+    Millrace__V1__GenerateResponse message;
+} mr_proto_response;
+
+typedef struct mr_proto_response_options {
+    bool skip_text;
+    bool keep_special;
+    bool echo_prompt;
+} mr_proto_response_options;
+
+void mr_proto_response_init(mr_proto_response *response, const mr_request *request,
+                            const mr_tokenizer *tokenizer,
+                            const mr_proto_response_options *options);
+void mr_proto_response_deinit(mr_proto_response *response);
+
+/* Takes one event in. RESOURCE_EXHAUSTED when memory is short. */
+MR_MUST_USE mr_status mr_proto_response_add(mr_proto_response *response,
+                                            const mr_token_event *event, mr_error *err);
+/* True when tokens wait for a message. */
+bool mr_proto_response_waiting(const mr_proto_response *response);
+/* Builds the message of all that was collected: with usage and timings once the last event is in.
+ * The message is borrowed until the next call. RESOURCE_EXHAUSTED when memory is short. */
+MR_MUST_USE mr_status mr_proto_response_build(mr_proto_response *response,
+                                              const Millrace__V1__GenerateResponse **out,
+                                              mr_error *err);
+
+#endif

@@ -1,0 +1,113 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Inside of the gRPC server: the server, its completion queues, and the table of methods.
+ *
+ * Each completion queue has one thread. A call belongs to the queue that took it, and everything of
+ * that call happens on that thread; the engine reaches it through the queue's sink only.
+ */
+#ifndef MILLRACE_SERVICE_RPC_H
+#define MILLRACE_SERVICE_RPC_H
+
+#include "base/event.h"
+#include "base/flag.h"
+#include "base/inbox.h"
+#include "base/status.h"
+#include "scheduler/request.h"
+#include "service/id_registry.h"
+#include "service/runtime.h"
+#include "service/server.h"
+
+#include <grpc/grpc.h>
+#include <pthread.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MR_RPC_QUEUES 2
+
+typedef struct mr_call mr_call;
+
+/* What a completion queue hands back. */
+typedef enum mr_rpc_event {
+    MR_RPC_NEW,      /* a call arrived */
+    MR_RPC_CLOSED,   /* the call is over for the client: served, cancelled or gone */
+    MR_RPC_SENT,     /* a message is out */
+    MR_RPC_FINISHED, /* the status is out */
+    MR_RPC_WAKE,     /* the engine put something into the queue's inbox */
+    MR_RPC_TICK,     /* the server's state changed: every call looks again */
+    MR_RPC_STOP,     /* shut down once the last call is gone */
+    MR_RPC_SERVER_DOWN,
+} mr_rpc_event;
+
+typedef struct mr_rpc_tag {
+    mr_rpc_event event;
+    mr_call *call; /* of the first four */
+} mr_rpc_tag;
+
+/* A method this build serves. Hooks run on the call's thread; NULL: nothing to do. */
+typedef struct mr_rpc_method {
+    const char *path; /* NULL: any method without an entry of its own */
+    /* The call is new, its request is in `payload`. */
+    void (*begin)(mr_call *call);
+    /* A message is out, another may follow. Not once the status was given. */
+    void (*resume)(mr_call *call);
+    /* The client cancelled, left, or ran out of time. */
+    void (*cancelled)(mr_call *call);
+    void (*tick)(mr_call *call);
+    /* Frees call->state. */
+    void (*release)(mr_call *call);
+} mr_rpc_method;
+
+extern const mr_rpc_method mr_rpc_generate;
+extern const mr_rpc_method mr_rpc_generate_unary;
+extern const mr_rpc_method mr_rpc_get_model;
+extern const mr_rpc_method mr_rpc_health_check;
+extern const mr_rpc_method mr_rpc_health_watch;
+extern const mr_rpc_method mr_rpc_other;
+
+#define MR_RPC_METHODS 6
+
+typedef struct mr_rpc_queue {
+    mr_sink sink; /* first: the engine knows the queue by it */
+    mr_server *server;
+    grpc_completion_queue *cq; /* owns */
+    grpc_call *waker;          /* owns; see request_sink.h */
+    pthread_t thread;
+    mr_inbox inbox; /* mr_request_note */
+    mr_rpc_tag wake_tag;
+    mr_rpc_tag tick_tag;
+    mr_rpc_tag stop_tag;
+
+    /* The thread's own. */
+    mr_call *calls; /* list of those alive */
+    uint32_t n_watchers;
+    uint64_t next_id; /* of requests that came without one */
+    bool stopping;
+    bool stopped; /* the completion queue is shutting down */
+} mr_rpc_queue;
+
+struct mr_server {
+    grpc_server *grpc;
+    int port;
+    void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
+    mr_rpc_queue queues[MR_RPC_QUEUES];
+    uint32_t n_queues;   /* with a completion queue */
+    uint32_t n_threads;  /* with a thread */
+    uint64_t boot;       /* random: makes request ids unique over restarts */
+    mr_id_registry ids;  /* of running requests */
+    mr_runtime *runtime; /* borrows; read it after `ready` only */
+    mr_flag ready;
+    mr_flag draining; /* new generations are refused */
+    mr_flag cut_off;  /* running generations end now */
+    mr_event down;    /* gRPC has no call left */
+    mr_rpc_tag down_tag;
+    bool shut_down;
+};
+
+/* The runtime for a new generation; UNAVAILABLE with a retry time while loading or draining. Any
+ * thread. */
+MR_MUST_USE mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err);
+
+/* True when the server as a whole serves: loaded, not draining, device well. Any thread. */
+bool mr_server_serving(mr_server *server);
+
+#endif

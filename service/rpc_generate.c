@@ -1,0 +1,333 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Generate and GenerateUnary: the same but for when the collected tokens are sent. */
+#include "base/checked.h"
+#include "base/clock.h"
+#include "service/call.h"
+#include "service/codec.h"
+#include "service/proto_request.h"
+#include "service/proto_response.h"
+#include "service/request_sink.h"
+
+#include <inttypes.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define SHUTDOWN_RETRY_MS 1000u
+
+typedef struct generation {
+    mr_request_link link; /* first: what the engine's news come through */
+    mr_call *call;
+    mr_engine *engine;
+    mr_request *request; /* shared with the engine; NULL until it is accepted */
+    mr_id_claim id;
+    mr_proto_response response;
+    bool unary;
+    bool submitted;
+    bool cut_off; /* by us, to shut down */
+} generation;
+
+/* After the status is out, events still come until the engine is done with the request. */
+static void discard_events(generation *gen)
+{
+    mr_ring_pop(&gen->request->events, mr_ring_count(&gen->request->events));
+}
+
+/* The id is free again before the client can know that its request is over. */
+static void end_call(generation *gen, const ProtobufCMessage *last, const mr_error *err)
+{
+    mr_id_registry_drop(&gen->call->queue->server->ids, &gen->id);
+    mr_call_finish(gen->call, last, err);
+}
+
+static void give_up(generation *gen, const mr_error *err)
+{
+    if (gen->submitted) {
+        mr_engine_cancel(gen->engine, gen->request);
+        discard_events(gen);
+    }
+    end_call(gen, NULL, err);
+}
+
+/* Takes in all waiting events. */
+static mr_status collect(generation *gen, mr_error *err)
+{
+    mr_ring *events = &gen->request->events;
+    const mr_token_event *event = mr_ring_peek(events, 0);
+    while (event != NULL) {
+        MR_TRY(mr_proto_response_add(&gen->response, event, err));
+        mr_ring_pop(events, 1);
+        event = mr_ring_peek(events, 0);
+    }
+    return MR_OK;
+}
+
+/* What the call ends with, once the last event is in. */
+static void final_error(const generation *gen, mr_error *err)
+{
+    *err = gen->request->error;
+    const mr_finish finish = gen->response.finish;
+    if (gen->cut_off && finish == MR_FINISH_CANCELLED) {
+        (void)mr_fail(err, MR_UNAVAILABLE,
+                      "the server is shutting down before the request is done: send it again");
+        err->retry_after_ms = SHUTDOWN_RETRY_MS;
+    } else if (err->status == MR_OK && finish == MR_FINISH_CANCELLED) {
+        (void)mr_fail(err, MR_CANCELLED, "the request was cancelled");
+    } else if (err->status == MR_OK && finish == MR_FINISH_ERROR) {
+        (void)mr_fail(err, MR_INTERNAL, "the request failed without a cause");
+    }
+}
+
+static void finish(generation *gen)
+{
+    mr_error err;
+    final_error(gen, &err);
+    const Millrace__V1__GenerateResponse *last = NULL;
+    /* A request that failed before its first token has nothing to say but why. */
+    const bool produced = gen->response.begun || mr_proto_response_waiting(&gen->response);
+    if (err.status == MR_OK || (produced && !gen->unary)) {
+        mr_error build_err;
+        if (mr_proto_response_build(&gen->response, &last, &build_err) != MR_OK) {
+            end_call(gen, NULL, &build_err);
+            return;
+        }
+    }
+    if (gen->unary && last != NULL) {
+        Millrace__V1__GenerateUnaryResponse unary = MILLRACE__V1__GENERATE_UNARY_RESPONSE__INIT;
+        unary.response = (Millrace__V1__GenerateResponse *)last;
+        end_call(gen, &unary.base, &err);
+        return;
+    }
+    end_call(gen, last != NULL ? &last->base : NULL, &err);
+}
+
+/* Sends what there is, if a message may go out now. */
+static void pump(generation *gen)
+{
+    mr_call *call = gen->call;
+    if (call->finished) {
+        discard_events(gen);
+        return;
+    }
+    if (call->sending) {
+        return;
+    }
+    mr_error err;
+    if (collect(gen, &err) != MR_OK) {
+        give_up(gen, &err);
+        return;
+    }
+    if (gen->response.finish != MR_FINISH_NONE) {
+        finish(gen);
+        return;
+    }
+    if (gen->unary || !mr_proto_response_waiting(&gen->response)) {
+        return;
+    }
+    const Millrace__V1__GenerateResponse *message = NULL;
+    if (mr_proto_response_build(&gen->response, &message, &err) != MR_OK) {
+        give_up(gen, &err);
+        return;
+    }
+    mr_call_send(call, &message->base);
+}
+
+static void on_news(mr_request_link *link, bool ended)
+{
+    generation *gen = (generation *)link;
+    mr_call *call = gen->call;
+    pump(gen);
+    if (ended) {
+        mr_call_release(call);
+    }
+}
+
+static void cut_off(generation *gen)
+{
+    if (gen->submitted && !gen->cut_off && !gen->call->finished) {
+        gen->cut_off = true;
+        mr_engine_cancel(gen->engine, gen->request);
+    }
+}
+
+static mr_status create_request(generation *gen, const mr_proto_request *asked, mr_error *err)
+{
+    mr_rpc_queue *queue = gen->call->queue;
+    char made[MR_REQUEST_ID_MAX + 1];
+    const char *id = asked->id;
+    if (id[0] == '\0') {
+        const unsigned number = (unsigned)(queue - queue->server->queues);
+        snprintf(made, sizeof(made), "%016" PRIx64 "-%u-%" PRIu64, queue->server->boot, number,
+                 ++queue->next_id);
+        id = made;
+    }
+    const mr_clock clock = mr_clock_monotonic();
+    const uint64_t now_ns = mr_clock_now(&clock);
+    const mr_request_spec spec = {
+        .id = id,
+        .prompt = asked->prompt.data,
+        .n_prompt = (uint32_t)asked->prompt.count,
+        .params = asked->params,
+        .arrived_ns = now_ns,
+        .deadline_ns = mr_call_deadline_ns(gen->call, now_ns),
+        .sink = &queue->sink,
+        .owner = &gen->link,
+    };
+    MR_TRY(mr_request_create(&spec, &gen->request, err));
+    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request->id, err);
+}
+
+static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *message,
+                        mr_runtime *runtime, mr_error *err)
+{
+    mr_proto_request asked;
+    mr_status status = MR_OK;
+    MR_TRY_CLEANUP(status, mr_proto_request_read(message, runtime, &asked, err));
+    MR_TRY_CLEANUP(status, create_request(gen, &asked, err));
+    const mr_proto_response_options options = {
+        .skip_text = asked.skip_text,
+        .keep_special = asked.keep_special,
+        .echo_prompt = asked.echo_prompt,
+    };
+    mr_proto_response_init(&gen->response, gen->request,
+                           mr_model_tokenizer(mr_runtime_model(runtime)), &options);
+    gen->engine = mr_runtime_engine(runtime);
+    mr_call_hold(gen->call); /* until the engine has ended the request */
+    gen->submitted = true;
+    status = mr_engine_submit(gen->engine, gen->request, err);
+    if (status != MR_OK) {
+        gen->submitted = false;
+        mr_call_release(gen->call);
+    }
+
+cleanup:
+    mr_proto_request_deinit(&asked);
+    return status;
+}
+
+/* Decodes the payload and submits what is in it. */
+static mr_status start(generation *gen, mr_error *err)
+{
+    mr_call *call = gen->call;
+    mr_runtime *runtime = NULL;
+    MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
+    ProtobufCMessage *message = NULL;
+    MR_TRY(mr_codec_unpack(gen->unary ? &millrace__v1__generate_unary_request__descriptor
+                                      : &millrace__v1__generate_request__descriptor,
+                           call->payload, &message, err));
+    const Millrace__V1__GenerateRequest *request =
+        gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request
+                   : (Millrace__V1__GenerateRequest *)message;
+    mr_status status = MR_OK;
+    if (request == NULL) {
+        status = mr_fail_field(err, MR_INVALID_ARGUMENT, "request",
+                               "request is missing: put what is asked for into it");
+    } else {
+        status = submit(gen, request, runtime, err);
+    }
+    mr_codec_free(message);
+    return status;
+}
+
+static void begin(mr_call *call, bool unary)
+{
+    mr_error err;
+    generation *gen = mr_calloc(1, sizeof(*gen));
+    if (gen == NULL) {
+        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "out of memory for a request");
+        mr_call_finish(call, NULL, &err);
+        return;
+    }
+    gen->call = call;
+    gen->unary = unary;
+    mr_request_link_init(&gen->link, on_news);
+    call->state = gen;
+    if (start(gen, &err) != MR_OK) {
+        end_call(gen, NULL, &err);
+        return;
+    }
+    if (mr_flag_get(&call->queue->server->cut_off)) {
+        cut_off(gen);
+    }
+}
+
+static void begin_stream(mr_call *call)
+{
+    begin(call, false);
+}
+
+static void begin_unary(mr_call *call)
+{
+    begin(call, true);
+}
+
+static void leave(generation *gen)
+{
+    mr_error err;
+    (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call, or its deadline passed");
+    give_up(gen, &err);
+}
+
+static void on_sent(mr_call *call)
+{
+    generation *gen = call->state;
+    if (call->client_cancelled != 0) {
+        leave(gen);
+    } else {
+        pump(gen);
+    }
+}
+
+static void on_cancelled(mr_call *call)
+{
+    generation *gen = call->state;
+    if (gen == NULL || call->finished) {
+        return;
+    }
+    if (gen->submitted) {
+        mr_engine_cancel(gen->engine, gen->request);
+    }
+    /* With a message on its way, the status waits for it. */
+    if (!call->sending) {
+        leave(gen);
+    }
+}
+
+static void on_tick(mr_call *call)
+{
+    generation *gen = call->state;
+    if (gen != NULL && mr_flag_get(&call->queue->server->cut_off)) {
+        cut_off(gen);
+    }
+}
+
+static void release(mr_call *call)
+{
+    generation *gen = call->state;
+    if (gen == NULL) {
+        return;
+    }
+    mr_proto_response_deinit(&gen->response);
+    if (gen->request != NULL) {
+        mr_request_unref(gen->request);
+    }
+    free(gen);
+}
+
+const mr_rpc_method mr_rpc_generate = {
+    .path = "/millrace.v1.InferenceService/Generate",
+    .begin = begin_stream,
+    .resume = on_sent,
+    .cancelled = on_cancelled,
+    .tick = on_tick,
+    .release = release,
+};
+
+const mr_rpc_method mr_rpc_generate_unary = {
+    .path = "/millrace.v1.InferenceService/GenerateUnary",
+    .begin = begin_unary,
+    .cancelled = on_cancelled,
+    .tick = on_tick,
+    .release = release,
+};

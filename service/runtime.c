@@ -1,0 +1,251 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/runtime.h"
+
+#include "base/checked.h"
+#include "base/cpu.h"
+#include "cache/block_pool.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define MIB (1u << 20)
+
+struct mr_runtime {
+    mr_config config;
+    mr_model *model;
+    mr_plan *plan;
+    mr_backend *backend;
+    mr_weights *weights;
+    mr_exec *exec;
+    mr_engine *engine; /* NULL without one */
+    mr_exec_options exec_options;
+    mr_backend_info backend_info;
+    char name[sizeof(((mr_config *)0)->served_model_name)];
+};
+
+static mr_status open_backend(mr_runtime *runtime, mr_error *err)
+{
+    const bool f32 = strcmp(runtime->config.compute, "f32") == 0;
+    const mr_cpu_options options = {
+        .compute = f32 ? MR_COMPUTE_F32 : MR_COMPUTE_AUTO,
+        .isa = MR_CPU_ISA_AUTO,
+        .threads = runtime->config.threads,
+    };
+    MR_TRY(mr_cpu_backend_create(&options, &runtime->backend, err));
+    runtime->backend->vt->info(runtime->backend, &runtime->backend_info);
+    runtime->config.threads = runtime->backend_info.threads;
+    return MR_OK;
+}
+
+static mr_dtype kv_dtype(const mr_config *config)
+{
+    if (strcmp(config->kv_cache_dtype, "f32") == 0) {
+        return MR_DTYPE_F32;
+    }
+    return strcmp(config->kv_cache_dtype, "f16") == 0 ? MR_DTYPE_F16 : MR_DTYPE_BF16;
+}
+
+/* `blocks` without the null block. */
+static mr_status fail_small(const mr_runtime *runtime, uint64_t blocks, uint64_t block_bytes,
+                            uint32_t tokens, mr_error *err)
+{
+    const mr_config *config = &runtime->config;
+    const uint64_t wanted = (uint64_t)mr_blocks_for(tokens, config->block_size) + 1;
+    return mr_fail_field(err, MR_FAILED_PRECONDITION, "kv_cache_memory",
+                         "the KV cache of %.1f MiB holds %" PRIu64
+                         " tokens, fewer than one sequence "
+                         "of max_seq_length %" PRIu32 ": lower max_seq_length, or set "
+                         "kv_cache_memory to at least %" PRIu64 "MiB",
+                         (double)((blocks + 1) * block_bytes) / MIB, blocks * config->block_size,
+                         tokens, wanted * block_bytes / MIB + 1);
+}
+
+/* Blocks of the pool, and max_seq_length where it was left to us: what is enforced is what fits. */
+static mr_status size_kv(mr_runtime *runtime, mr_error *err)
+{
+    mr_config *config = &runtime->config;
+    const mr_model_config *model = mr_model_config_get(runtime->model);
+    const bool fit_length = config->max_seq_length == 0;
+    if (config->max_seq_length > model->context_length) {
+        return mr_fail_field(err, MR_FAILED_PRECONDITION, "max_seq_length",
+                             "max_seq_length is %" PRIu32 ", and the model's context ends at "
+                             "%" PRIu32 ": lower it",
+                             config->max_seq_length, model->context_length);
+    }
+    if (fit_length) {
+        config->max_seq_length = model->context_length;
+    }
+    const uint64_t block_bytes =
+        mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size);
+    const uint32_t per_sequence = mr_blocks_for(config->max_seq_length, config->block_size);
+    uint64_t wanted;
+    if (block_bytes == 0 || !mr_mul_u64(config->max_batch_size, per_sequence, &wanted)) {
+        return mr_fail(err, MR_INVALID_ARGUMENT, "the KV cache would have no or too large a size");
+    }
+    const bool given = config->kv_cache_memory != 0;
+    const uint64_t budget =
+        (given ? config->kv_cache_memory : mr_memory_available() / 2) / block_bytes;
+    const uint64_t room = budget > 0 ? budget - 1 : 0; /* the null block takes its share */
+    uint64_t blocks = wanted < room ? wanted : room;
+    blocks = blocks < UINT32_MAX - 1 ? blocks : UINT32_MAX - 1;
+    if (blocks < per_sequence && fit_length && blocks > 0) {
+        config->max_seq_length = (uint32_t)blocks * config->block_size;
+    } else if (blocks < per_sequence) {
+        return fail_small(runtime, blocks, block_bytes, config->max_seq_length, err);
+    }
+    config->kv_cache_memory = (blocks + 1) * block_bytes;
+    runtime->exec_options.n_blocks = (uint32_t)blocks + 1;
+    return MR_OK;
+}
+
+static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
+{
+    mr_backend *backend = runtime->backend;
+    MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
+                               &runtime->weights, err));
+    mr_model_release_weights(runtime->model);
+
+    MR_TRY(size_kv(runtime, err));
+    const mr_config *config = &runtime->config;
+    const uint32_t decode_rows = config->max_batch_size < config->max_batch_tokens
+                                     ? config->max_batch_size
+                                     : config->max_batch_tokens;
+    mr_exec_options *exec = &runtime->exec_options;
+    exec->max_tokens = config->max_batch_tokens;
+    exec->max_seqs = config->max_batch_size;
+    exec->max_rows = options->score_rows ? config->max_batch_tokens : decode_rows;
+    exec->max_context = config->max_seq_length;
+    exec->block_size = config->block_size;
+    exec->kv_dtype = kv_dtype(config);
+    exec->keep_logits = options->keep_logits;
+    return backend->vt->compile(backend, runtime->plan, runtime->weights, exec, &runtime->exec,
+                                err);
+}
+
+static mr_status start_engine(mr_runtime *runtime, mr_error *err)
+{
+    const mr_config *config = &runtime->config;
+    const mr_model_config *model = mr_model_config_get(runtime->model);
+    const mr_engine_options options = {
+        .scheduler =
+            {
+                .max_batch_size = config->max_batch_size,
+                .max_batch_tokens = config->max_batch_tokens,
+                .max_seq_length = config->max_seq_length,
+                .max_queue = config->max_queue_requests,
+                .max_preemptions = config->max_preemptions,
+                .prefill_interval = config->prefill_interval,
+                .batch_timeout_ns = config->batch_timeout_ms * MR_NS_PER_MS,
+                .slow_reader_timeout_ns = config->slow_reader_timeout_ms * MR_NS_PER_MS,
+                .eos = model->eos,
+                .n_eos = model->n_eos,
+                .vocab_size = model->vocab_size,
+            },
+        .block_size = config->block_size,
+        .n_blocks = runtime->exec_options.n_blocks,
+        .clock = mr_clock_monotonic(),
+    };
+    return mr_engine_create(&options, runtime->exec, &runtime->engine, err);
+}
+
+static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
+{
+    MR_TRY(mr_model_open(options->model_path, &runtime->model, err));
+    MR_TRY(mr_model_plan(runtime->model, &runtime->plan, err));
+    MR_TRY(open_backend(runtime, err));
+    MR_TRY(load(runtime, options, err));
+
+    const char *name = runtime->config.served_model_name;
+    if (name[0] == '\0') {
+        name = mr_model_config_get(runtime->model)->name;
+    }
+    memcpy(runtime->name, name, strnlen(name, sizeof(runtime->name) - 1));
+    memcpy(runtime->config.served_model_name, runtime->name, sizeof(runtime->name));
+    return options->with_engine ? start_engine(runtime, err) : MR_OK;
+}
+
+mr_status mr_runtime_open(const mr_runtime_options *options, mr_runtime **out, mr_error *err)
+{
+    mr_runtime *runtime = mr_calloc(1, sizeof(*runtime));
+    if (runtime == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "%s: out of memory", options->model_path);
+    }
+    runtime->config = *options->config;
+    const mr_status status = open_all(runtime, options, err);
+    if (status != MR_OK) {
+        if (err != NULL && strstr(err->message, options->model_path) == NULL) {
+            (void)mr_fail_context(err, "%s", options->model_path);
+        }
+        mr_runtime_close(runtime);
+        return status;
+    }
+    *out = runtime;
+    return MR_OK;
+}
+
+void mr_runtime_close(mr_runtime *runtime)
+{
+    if (runtime == NULL) {
+        return;
+    }
+    if (runtime->engine != NULL) {
+        mr_engine_destroy(runtime->engine);
+    }
+    if (runtime->exec != NULL) {
+        runtime->exec->vt->destroy(runtime->exec);
+    }
+    if (runtime->weights != NULL) {
+        runtime->backend->vt->weights_destroy(runtime->backend, runtime->weights);
+    }
+    if (runtime->backend != NULL) {
+        runtime->backend->vt->destroy(runtime->backend);
+    }
+    if (runtime->plan != NULL) {
+        mr_plan_destroy(runtime->plan);
+    }
+    if (runtime->model != NULL) {
+        mr_model_close(runtime->model);
+    }
+    free(runtime);
+}
+
+const mr_config *mr_runtime_config(const mr_runtime *runtime)
+{
+    return &runtime->config;
+}
+
+const mr_model *mr_runtime_model(const mr_runtime *runtime)
+{
+    return runtime->model;
+}
+
+const char *mr_runtime_model_name(const mr_runtime *runtime)
+{
+    return runtime->name;
+}
+
+mr_engine *mr_runtime_engine(mr_runtime *runtime)
+{
+    return runtime->engine;
+}
+
+mr_exec *mr_runtime_exec(mr_runtime *runtime)
+{
+    return runtime->exec;
+}
+
+const mr_plan *mr_runtime_plan(const mr_runtime *runtime)
+{
+    return runtime->plan;
+}
+
+const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime)
+{
+    return &runtime->exec_options;
+}
+
+const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime)
+{
+    return &runtime->backend_info;
+}

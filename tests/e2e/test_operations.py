@@ -1,0 +1,243 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Model information, health, cancellation, overload and shutdown of a server."""
+import concurrent.futures
+import random
+import subprocess
+import threading
+import time
+
+import grpc
+import pytest
+from google.rpc import error_details_pb2, status_pb2
+from grpc_health.v1 import health_pb2
+
+from serving import CALL_S, Server, failure, generate, greedy
+from stubs import pb, pb_grpc
+
+PROMPT = "The river ran"
+SERVING = health_pb2.HealthCheckResponse.SERVING
+NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+SERVICE = "millrace.v1.InferenceService"
+
+
+def check_retry(error):
+    """A retry time, as trailer and in the rich error model, and equal."""
+    trailers = dict(error.trailing_metadata())
+    wait_ms = int(trailers["retry-after-ms"])
+    rich = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    info = error_details_pb2.RetryInfo()
+    assert rich.details[0].Unpack(info)
+    assert info.retry_delay.ToMilliseconds() == wait_ms > 0
+    assert rich.code == error.code().value[0] and rich.message == error.details()
+
+
+def test_get_model(server):
+    model = server.stub.GetModel(pb.GetModelRequest(), timeout=60).model
+    assert (model.architecture, model.quantization, model.vocab_size) == ("llama", "Q4_1", 49152)
+    assert model.max_seq_length == 1024
+    assert list(model.eos_token_ids) == [2]
+    assert 134_000_000 < model.parameters < 136_000_000
+    assert model.backend.startswith("cpu") and model.version and model.chat
+    assert model.kv_cache_dtype in ("bf16", "f16", "f32")
+    assert model.name and not model.adapters and not model.digest
+
+
+def test_health_of_known_and_unknown_services(server):
+    for name in ("", SERVICE):
+        assert server.health.Check(health_pb2.HealthCheckRequest(service=name)).status == SERVING
+    error = failure(server.health.Check, health_pb2.HealthCheckRequest(service="other"))
+    assert error.code() == grpc.StatusCode.NOT_FOUND
+    watch = server.health.Watch(health_pb2.HealthCheckRequest(service="other"))
+    assert next(watch).status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN
+    watch.cancel()
+
+
+def test_health_from_loading_to_shutdown_H3(millrace_bin, model_path):
+    """Watch tells every change; calls before the model is loaded are refused with a retry time."""
+    with Server(millrace_bin, model_path, "max_seq_length=512", ready=False) as server:
+        watch = server.health.Watch(health_pb2.HealthCheckRequest(service=SERVICE), wait_for_ready=True)
+        seen = [next(watch).status]
+        if seen == [NOT_SERVING]:
+            try:
+                generate(server.stub, greedy(1, text=PROMPT))
+            except grpc.RpcError as error:
+                assert error.code() == grpc.StatusCode.UNAVAILABLE
+                check_retry(error)
+            seen.append(next(watch).status)
+        assert seen[-1] == SERVING
+        assert generate(server.stub, greedy(1, text=PROMPT)).ids
+        server.terminate()
+        assert next(watch).status == NOT_SERVING
+        error = failure(lambda *_, **__: watch, None)
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert server.wait() == 0
+
+
+@pytest.fixture(scope="module")
+def small_server(millrace_bin, model_path):
+    """A pool that holds two long requests at most."""
+    with Server(millrace_bin, model_path, "max_seq_length=512", "kv_cache_memory=24MiB") as running:
+        yield running
+
+
+def cancel_in_stream(server):
+    call = server.stub.Generate(greedy(500, text=PROMPT), timeout=CALL_S)
+    next(call)
+    call.cancel()
+
+
+def cancel_before_stream(server):
+    call = server.stub.Generate(greedy(500, tokens={"ids": list(range(100, 500))}), timeout=CALL_S)
+    time.sleep(0.02)
+    call.cancel()
+
+
+def pass_deadline(server):
+    error = failure(server.stub.Generate, greedy(500, text=PROMPT), timeout=0.2)
+    assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+
+
+def leave_unary(server):
+    future = server.stub.GenerateUnary.future(pb.GenerateUnaryRequest(request=greedy(500, text=PROMPT)))
+    time.sleep(0.05)
+    future.cancel()
+
+
+def close_channel(server):
+    channel = server.new_channel()
+    call = pb_grpc.InferenceServiceStub(channel).Generate(greedy(500, text=PROMPT), timeout=CALL_S)
+    next(call)
+    channel.close()
+
+
+@pytest.mark.parametrize("leave", [cancel_in_stream, cancel_before_stream, pass_deadline, leave_unary,
+                                   close_channel])
+def test_blocks_are_free_after_the_client_left_C1_C6_C7(small_server, leave):
+    """Each abandoned request could fill the pool: if one kept its blocks, those after it would end up waiting."""
+    longest = greedy(400, tokens={"ids": list(range(100, 200))})
+    for _ in range(6):
+        leave(small_server)
+    answer = generate(small_server.stub, longest)
+    assert len(answer.ids) == 400
+    assert answer.ids[:24] == generate(small_server.stub, greedy(24, tokens={"ids": list(range(100, 200))})).ids
+
+
+def test_over_commitment_ends_every_request_M1(small_server):
+    """Three times what the pool holds."""
+    asked = [greedy(200, text=f"Story {index}:") for index in range(10)]
+    with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+        answers = list(pool.map(lambda one: generate(small_server.stub, one), asked))
+    assert [len(answer.ids) for answer in answers] == [200] * len(asked)
+
+
+def test_full_queue_is_refused_with_a_retry_time(millrace_bin, model_path):
+    with Server(millrace_bin, model_path, "max_seq_length=512", "max_batch_size=1",
+                "max_queue_requests=1") as server:
+        calls = [server.stub.Generate(greedy(400, text=PROMPT), timeout=CALL_S) for _ in range(6)]
+        refused = []
+        for call in calls[1:]:
+            try:
+                next(call)
+            except grpc.RpcError as error:
+                refused.append(error)
+                if len(refused) == 4:
+                    break
+        for error in refused:
+            assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            check_retry(error)
+        assert refused
+        for call in calls:
+            call.cancel()
+
+
+def test_storm_of_leaving_clients_C1(small_server):
+    """Cancels, deadlines and closed channels at random; then all is as before."""
+    before = generate(small_server.stub, greedy(16, text=PROMPT)).ids
+
+    def client(seed):
+        dice = random.Random(seed)
+        for _ in range(12):
+            channel = small_server.new_channel()
+            stub = pb_grpc.InferenceServiceStub(channel)
+            try:
+                call = stub.Generate(greedy(100, text=PROMPT), timeout=dice.choice([0.05, 0.3, CALL_S]))
+                for _ in range(dice.randrange(4)):
+                    next(call)
+                if dice.random() < 0.5:
+                    call.cancel()
+            except grpc.RpcError as error:
+                assert error.code() in (grpc.StatusCode.DEADLINE_EXCEEDED, grpc.StatusCode.CANCELLED)
+            finally:
+                channel.close()
+
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        list(pool.map(client, range(8)))
+    assert generate(small_server.stub, greedy(16, text=PROMPT)).ids == before
+
+
+def test_sigterm_lets_streams_end_H3(millrace_bin, model_path):
+    """Streams run to their end, with trailers; new calls are refused; the exit status is 0."""
+    server = Server(millrace_bin, model_path, "max_seq_length=512")
+    try:
+        first = threading.Barrier(5)
+
+        def job(index):
+            call = server.stub.Generate(greedy(40, text=f"Story {index}:"), timeout=CALL_S)
+            messages = [next(call)]
+            first.wait()
+            messages += list(call)
+            return messages[-1].usage.completion_tokens, call.code()
+
+        with concurrent.futures.ThreadPoolExecutor(4) as pool:
+            jobs = [pool.submit(job, index) for index in range(4)]
+            first.wait()
+            server.terminate()
+            assert [job.result() for job in jobs] == [(40, grpc.StatusCode.OK)] * 4
+        error = failure(server.stub.Generate, greedy(1, text=PROMPT), timeout=5)
+        assert error.code() == grpc.StatusCode.UNAVAILABLE
+        assert server.wait() == 0
+    finally:
+        server.stop()
+
+
+def test_sigterm_cuts_off_streams_that_do_not_end_H3(millrace_bin, model_path):
+    """After 30 s: what was produced is sent, then a status that says to try elsewhere."""
+    server = Server(millrace_bin, model_path, "max_seq_length=8192")
+    try:
+        call = server.stub.Generate(greedy(8100, text=PROMPT), timeout=CALL_S)
+        messages = [next(call)]
+        server.terminate()
+        with pytest.raises(grpc.RpcError) as raised:
+            for message in call:
+                messages.append(message)
+        assert raised.value.code() == grpc.StatusCode.UNAVAILABLE
+        check_retry(raised.value)
+        assert messages[-1].chunks[0].finish_reason == pb.FINISH_REASON_CANCELLED
+        assert messages[-1].usage.completion_tokens == sum(len(one.chunks[0].tokens) for one in messages)
+        assert server.wait() == 0
+    finally:
+        server.stop()
+
+
+def test_port_in_use(server, millrace_bin, model_path):
+    done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", server.address],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1
+    assert server.address in done.stderr and "in use" in done.stderr
+
+
+def test_address_that_is_none(millrace_bin, model_path):
+    done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "nonsense"],
+                          capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 1 and "HOST:PORT" in done.stderr
+
+
+def test_client_of_the_command_line(server, millrace_bin):
+    done = subprocess.run([millrace_bin, "generate", "--server", server.address, "--temperature", "0",
+                           "--max-tokens", "8", PROMPT], capture_output=True, text=True, timeout=CALL_S, check=False)
+    assert done.returncode == 0, done.stderr
+    answer = generate(server.stub, greedy(8, text=PROMPT))
+    assert answer.text.strip() in done.stdout
+    nobody = subprocess.run([millrace_bin, "generate", "--server", "127.0.0.1:1", PROMPT], capture_output=True,
+                            text=True, timeout=CALL_S, check=False)
+    assert nobody.returncode == 1 and "127.0.0.1:1" in nobody.stderr

@@ -1,0 +1,370 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/config.h"
+#include "service/generation.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "../base/temp_dir.h"
+
+/* Fails unless `text` is part of the message. */
+static void assert_says(const mr_error *err, const char *text)
+{
+    if (strstr(err->message, text) == NULL) {
+        fail_msg("message \"%s\" lacks \"%s\"", err->message, text);
+    }
+}
+
+static mr_config fresh(void)
+{
+    mr_config config;
+    mr_error err = {0};
+    assert_int_equal(mr_config_init(&config, &err), MR_OK);
+    return config;
+}
+
+static void set_ok(mr_config *config, const char *assignment)
+{
+    mr_error err = {0};
+    if (mr_config_set(config, assignment, &err) != MR_OK) {
+        fail_msg("%s: %s", assignment, err.message);
+    }
+}
+
+static void set_refused(const char *assignment, mr_status status, const char *text)
+{
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(mr_config_set(&config, assignment, &err), status);
+    assert_says(&err, text);
+}
+
+static mr_status load_text(mr_config *config, const char *text, mr_error *err)
+{
+    const temp_dir dir = temp_dir_make();
+    char path[PATH_MAX];
+    temp_dir_write(&dir, "c.yaml", text);
+    const mr_status status = mr_config_load_file(config, temp_dir_join(&dir, "c.yaml", path), err);
+    temp_dir_remove(&dir);
+    return status;
+}
+
+static void load_refused(const char *text, mr_status status, const char *line, const char *what)
+{
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(load_text(&config, text, &err), status);
+    assert_says(&err, "c.yaml");
+    assert_says(&err, line);
+    assert_says(&err, what);
+}
+
+static void test_config_defaults(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.profile, "latency");
+    assert_string_equal(config.compute, "auto");
+    assert_string_equal(config.kv_cache_dtype, "bf16");
+    assert_int_equal(config.max_batch_size, 32);
+    assert_int_equal(config.max_batch_tokens, 512);
+    assert_int_equal(config.batch_timeout_ms, 0);
+    assert_int_equal(config.prefill_interval, 1);
+    assert_int_equal(config.max_queue_requests, 1024);
+    assert_int_equal(config.max_preemptions, 3);
+    assert_int_equal(config.slow_reader_timeout_ms, 30000);
+    assert_int_equal(config.block_size, 16);
+    assert_int_equal(config.max_seq_length, 0);
+    assert_int_equal(config.kv_cache_memory, 0);
+}
+
+static void test_config_profile_fills_what_is_not_given(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "profile=throughput");
+    set_ok(&config, "prefill_interval=3");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_int_equal(config.batch_timeout_ms, 50);
+    assert_int_equal(config.prefill_interval, 3);
+
+    config = fresh();
+    set_ok(&config, "profile=throughput");
+    set_ok(&config, "batch_timeout_ms=7");
+    set_ok(&config, "batch_timeout_ms=auto");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_int_equal(config.batch_timeout_ms, 50);
+    assert_int_equal(config.prefill_interval, 8);
+}
+
+static void test_config_f32_keeps_kv_in_f32(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "compute=f32");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.kv_cache_dtype, "f32");
+
+    config = fresh();
+    set_ok(&config, "compute=f32");
+    set_ok(&config, "kv_cache_dtype=f16");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.kv_cache_dtype, "f16");
+}
+
+static void test_config_sizes(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *text;
+        uint64_t bytes;
+    } sizes[] = {
+        {"kv_cache_memory=4096", 4096},
+        {"kv_cache_memory=17B", 17},
+        {"kv_cache_memory=3KiB", 3072},
+        {"kv_cache_memory=512MiB", UINT64_C(536870912)},
+        {"kv_cache_memory=40GiB", UINT64_C(42949672960)},
+        {"kv_cache_memory=1TiB", UINT64_C(1099511627776)},
+    };
+    mr_config config = fresh();
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        set_ok(&config, sizes[i].text);
+        assert_true(config.kv_cache_memory == sizes[i].bytes);
+    }
+    set_refused("kv_cache_memory=", MR_INVALID_ARGUMENT, "such as 512MiB");
+    set_refused("kv_cache_memory=4GB", MR_INVALID_ARGUMENT, "such as 512MiB");
+    set_refused("kv_cache_memory=-1", MR_INVALID_ARGUMENT, "such as 512MiB");
+    set_refused("kv_cache_memory=18446744073709551616", MR_INVALID_ARGUMENT, "512MiB");
+    set_refused("kv_cache_memory=16777216TiB", MR_INVALID_ARGUMENT, "512MiB");
+}
+
+static void test_config_bounds(void **state)
+{
+    (void)state;
+    set_refused("max_batch_size=0", MR_INVALID_ARGUMENT, "from 1 to 4096");
+    set_refused("max_batch_size=4097", MR_INVALID_ARGUMENT, "from 1 to 4096");
+    set_refused("max_batch_size=4294967297", MR_INVALID_ARGUMENT, "from 1 to 4096");
+    set_refused("max_batch_size=8x", MR_INVALID_ARGUMENT, "whole number");
+    set_refused("max_batch_size=8MiB", MR_INVALID_ARGUMENT, "whole number");
+    set_refused("max_batch_size=", MR_INVALID_ARGUMENT, "whole number");
+    set_refused("max_batch_size=auto", MR_INVALID_ARGUMENT, "whole number");
+    set_refused("threads=0", MR_INVALID_ARGUMENT, "or auto");
+    set_refused("compute=f64", MR_INVALID_ARGUMENT, "auto|f32");
+    set_refused("max_batch_size", MR_INVALID_ARGUMENT, "KEY=VALUE");
+    set_refused("=8", MR_INVALID_ARGUMENT, "KEY=VALUE");
+
+    char name[200] = "served_model_name=";
+    memset(name + strlen(name), 'a', 128);
+    set_refused(name, MR_INVALID_ARGUMENT, "at most 127");
+
+    mr_config config = fresh();
+    mr_error err = {0};
+    set_ok(&config, "block_size=24");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "power of two");
+}
+
+static void test_config_unknown_key_names_the_nearest(void **state)
+{
+    (void)state;
+    set_refused("max_batch_sise=8", MR_INVALID_ARGUMENT, "did you mean max_batch_size?");
+    set_refused("max_bacth_size=8", MR_INVALID_ARGUMENT, "did you mean max_batch_size?");
+    set_refused("redis.urk=x", MR_INVALID_ARGUMENT, "did you mean redis.url?");
+    set_refused("colour=red", MR_INVALID_ARGUMENT, "--help");
+}
+
+/* Every row of the table is refused by name, from --set and from a file. */
+static void test_config_refuses_what_is_not_built(void **state)
+{
+    (void)state;
+    size_t count;
+    const mr_unsupported *rows = mr_unsupported_table(&count);
+    size_t seen = 0;
+    for (size_t i = 0; i < count; i++) {
+        if (rows[i].surface != MR_SURFACE_CONFIG) {
+            continue;
+        }
+        char value[64];
+        snprintf(value, sizeof(value), "%s", rows[i].sample);
+        if (value[0] == '"') {
+            memmove(value, value + 1, strlen(value));
+            value[strlen(value) - 1] = '\0';
+        }
+        char text[256];
+        snprintf(text, sizeof(text), "%s=%s", rows[i].name, value);
+        set_refused(text, MR_FAILED_PRECONDITION, rows[i].name);
+        set_refused(text, MR_FAILED_PRECONDITION, rows[i].what);
+        snprintf(text, sizeof(text), "%s: %s\n", rows[i].name, rows[i].sample);
+        load_refused(text, MR_FAILED_PRECONDITION, "line 1", rows[i].what);
+        seen++;
+    }
+    assert_true(seen > 10);
+}
+
+static void test_config_accepts_what_happens_anyway(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "enable_prefix_caching=false");
+    set_ok(&config, "tensor_parallel_size=1");
+    set_ok(&config, "speculative_decoding.enable=false");
+    set_ok(&config, "admin.enable=false");
+    set_ok(&config, "batch_invariant=true");
+    set_ok(&config, "batch_invariant=false");
+    set_ok(&config, "load_format=auto");
+    set_refused("batch_invariant=maybe", MR_INVALID_ARGUMENT, "true|false");
+    mr_error err = {0};
+    assert_int_equal(load_text(&config, "tenants: []\nadapters: []\n", &err), MR_OK);
+}
+
+static void test_config_file_nested_and_dotted(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_error err = {0};
+    const char *text = "# a comment\n"
+                       "max_batch_size: 8\n"
+                       "kv_cache_memory: 64MiB\n"
+                       "served_model_name: \"a b\"\n"
+                       "speculative_decoding:\n"
+                       "  enable: false\n"
+                       "admin.enable: false\n";
+    assert_int_equal(load_text(&config, text, &err), MR_OK);
+    assert_int_equal(config.max_batch_size, 8);
+    assert_int_equal(config.kv_cache_memory, 64 << 20);
+    assert_string_equal(config.served_model_name, "a b");
+    assert_int_equal(load_text(&config, "", &err), MR_OK);
+    assert_int_equal(load_text(&config, "# nothing\n", &err), MR_OK);
+}
+
+static void test_config_file_errors_name_line_and_key(void **state)
+{
+    (void)state;
+    load_refused("threads: 1\nmax_batch_sise: 8\n", MR_INVALID_ARGUMENT, "line 2",
+                 "did you mean max_batch_size?");
+    load_refused("threads: 1\nredis:\n  url: redis://x\n", MR_FAILED_PRECONDITION, "line 3",
+                 "redis.url");
+    load_refused("threads: 1\nthreads: 2\n", MR_INVALID_ARGUMENT, "line 2",
+                 "threads is given twice");
+    load_refused("threads: [1, 2]\n", MR_INVALID_ARGUMENT, "line 1", "takes one value");
+    load_refused("threads: {a: 1}\n", MR_INVALID_ARGUMENT, "line 1", "takes one value");
+    load_refused("threads:\n", MR_INVALID_ARGUMENT, "line 1", "whole number");
+    load_refused("tenants:\n  - name: a\n", MR_FAILED_PRECONDITION, "line 2", "tenants");
+    load_refused("colours: [red]\n", MR_INVALID_ARGUMENT, "line 1", "colours");
+    load_refused("- threads\n", MR_INVALID_ARGUMENT, "line 1", "mapping");
+    load_refused("{[a]: 1}\n", MR_INVALID_ARGUMENT, "line 1", "no name of a setting");
+    load_refused("threads: 1\n\tcompute: f32\n", MR_INVALID_ARGUMENT, "line 2", "not YAML");
+    load_refused("threads: 1\n---\nthreads: 2\n", MR_INVALID_ARGUMENT, "c.yaml", "more than one");
+    load_refused("a: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n", MR_INVALID_ARGUMENT,
+                 "line 1", "nested too deeply");
+    load_refused("a: &a {b: *a}\n", MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
+
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(mr_config_load_file(&config, "no/such/file.yaml", &err), MR_NOT_FOUND);
+    assert_says(&err, "no/such/file.yaml");
+}
+
+static void test_config_later_sources_win(void **state)
+{
+    (void)state;
+    setenv("MILLRACE_MAX_BATCH_SIZE", "5", 1);
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(config.max_batch_size, 5);
+    assert_int_equal(load_text(&config, "max_batch_size: 6\nthreads: 3\n", &err), MR_OK);
+    assert_int_equal(config.max_batch_size, 5);
+    assert_int_equal(config.threads, 3);
+    set_ok(&config, "max_batch_size=7");
+    assert_int_equal(config.max_batch_size, 7);
+    unsetenv("MILLRACE_MAX_BATCH_SIZE");
+}
+
+static void environment_refused(const char *name, const char *value, mr_status status,
+                                const char *text)
+{
+    setenv(name, value, 1);
+    mr_config config;
+    mr_error err = {0};
+    assert_int_equal(mr_config_init(&config, &err), status);
+    assert_says(&err, text);
+    unsetenv(name);
+}
+
+static void test_config_environment(void **state)
+{
+    (void)state;
+    environment_refused("MILLRACE_MAX_BATCH_SIZE", "many", MR_INVALID_ARGUMENT,
+                        "MILLRACE_MAX_BATCH_SIZE");
+    environment_refused("MILLRACE_REDIS_URL", "redis://x", MR_FAILED_PRECONDITION, "redis.url");
+    environment_refused("MILLRACE_TLS_CERT", "a.pem", MR_FAILED_PRECONDITION, "TLS");
+    environment_refused("MILLRACE_MAX_BATCH_SISE", "8", MR_INVALID_ARGUMENT, "max_batch_size");
+
+    /* What tools, and a Kubernetes service called millrace, put there. */
+    static const char *const others[] = {"MILLRACE_BIN",          "MILLRACE_MODEL",
+                                         "MILLRACE_REFERENCE",    "MILLRACE_CACHE",
+                                         "MILLRACE_SERVICE_HOST", "MILLRACE_PORT_8001_TCP_ADDR",
+                                         "MILLRACE_REDIS_PORT"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        setenv(others[i], "x", 1);
+    }
+    (void)fresh();
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        unsetenv(others[i]);
+    }
+}
+
+static void test_config_format_Q6_effective_configuration(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "served_model_name=m");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_non_null(strstr((char *)text.data, "served_model_name=\"m\""));
+    assert_non_null(strstr((char *)text.data, "max_batch_size=32"));
+    assert_non_null(strstr((char *)text.data, "enable_prefix_caching=false"));
+    mr_buffer_deinit(&text);
+}
+
+static void count_line(void *ctx, const char *text)
+{
+    assert_non_null(strchr(text, '='));
+    ++*(int *)ctx;
+}
+
+static void test_config_describe_lists_every_key(void **state)
+{
+    (void)state;
+    int lines = 0;
+    mr_config_describe(count_line, &lines);
+    assert_int_equal(lines, 21);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_config_defaults),
+        cmocka_unit_test(test_config_profile_fills_what_is_not_given),
+        cmocka_unit_test(test_config_f32_keeps_kv_in_f32),
+        cmocka_unit_test(test_config_sizes),
+        cmocka_unit_test(test_config_bounds),
+        cmocka_unit_test(test_config_unknown_key_names_the_nearest),
+        cmocka_unit_test(test_config_refuses_what_is_not_built),
+        cmocka_unit_test(test_config_accepts_what_happens_anyway),
+        cmocka_unit_test(test_config_file_nested_and_dotted),
+        cmocka_unit_test(test_config_file_errors_name_line_and_key),
+        cmocka_unit_test(test_config_later_sources_win),
+        cmocka_unit_test(test_config_environment),
+        cmocka_unit_test(test_config_format_Q6_effective_configuration),
+        cmocka_unit_test(test_config_describe_lists_every_key),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -1,0 +1,139 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/text.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "../model/tiny_vocab.h"
+#include "base/utf8.h"
+
+/* The ids 0 … 255 are the bytes; the two that follow are special and user-defined. */
+enum {
+    TOKEN_SPECIAL = 256,
+    TOKEN_ADDED = 257,
+};
+
+static mr_tokenizer *tokenizer;
+
+static int make_tokenizer(void **state)
+{
+    (void)state;
+    static tiny_vocab vocab;
+    tiny_vocab_init(&vocab);
+    assert_int_equal(tiny_vocab_add(&vocab, "<s>", MR_TOKEN_SPECIAL), TOKEN_SPECIAL);
+    assert_int_equal(tiny_vocab_add(&vocab, "<tool>", MR_TOKEN_ADDED), TOKEN_ADDED);
+    mr_error err = {0};
+    if (mr_tokenizer_create(&vocab.spec, &tokenizer, &err) != MR_OK) {
+        fail_msg("%s", err.message);
+    }
+    return 0;
+}
+
+static int drop_tokenizer(void **state)
+{
+    (void)state;
+    mr_tokenizer_destroy(tokenizer);
+    return 0;
+}
+
+/* Pushes the bytes as tokens, taking after each; every delta is valid UTF-8. The text so far is
+ * checked after the last: `last` is passed to its take. */
+static void stream_bytes(const char *bytes, size_t count, bool last, const char *expected)
+{
+    mr_text_stream stream;
+    mr_text_stream_init(&stream, tokenizer, false);
+    mr_buffer all = {0};
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(mr_text_stream_push(&stream, (uint8_t)bytes[i]), MR_OK);
+        mr_buffer delta = {0};
+        assert_int_equal(mr_text_stream_take(&stream, last && i + 1 == count, &delta), MR_OK);
+        assert_true(mr_utf8_valid(delta.data, delta.size, NULL));
+        assert_int_equal(mr_buffer_append(&all, delta.data, delta.size), MR_OK);
+        mr_buffer_deinit(&delta);
+    }
+    assert_int_equal(all.size, strlen(expected));
+    assert_memory_equal(all.size == 0 ? (const uint8_t *)"" : all.data, expected, all.size);
+    mr_buffer_deinit(&all);
+    mr_text_stream_deinit(&stream);
+}
+
+static void test_text_S1_split_characters_stay_whole(void **state)
+{
+    (void)state;
+    const char *text = "a\xC3\xA9\xE2\x82\xAC\xF0\x9F\x8D\x81z"; /* a é € 🍁 z, byte by byte */
+    stream_bytes(text, strlen(text), false, text);
+    stream_bytes(text, strlen(text), true, text);
+    stream_bytes("\xF0\x9F\x8D", 3, false, "");
+}
+
+static void test_text_S1_only_invalid_bytes_are_replaced(void **state)
+{
+    (void)state;
+    stream_bytes("a\xFF"
+                 "b",
+                 3, false,
+                 "a\xEF\xBF\xBD"
+                 "b");
+    stream_bytes("\x80\x80", 2, false, "\xEF\xBF\xBD\xEF\xBF\xBD");
+    /* The character breaks off: one replacement for its part, and what follows stays. */
+    stream_bytes("\xE2\x82"
+                 "c",
+                 3, false,
+                 "\xEF\xBF\xBD"
+                 "c");
+}
+
+static void test_text_S3_flush_keeps_the_head(void **state)
+{
+    (void)state;
+    stream_bytes("hi \xE2\x82", 5, false, "hi ");
+    stream_bytes("hi \xE2\x82", 5, true, "hi \xEF\xBF\xBD");
+}
+
+static void test_text_special_tokens(void **state)
+{
+    (void)state;
+    static const uint32_t ids[] = {'a', TOKEN_SPECIAL, TOKEN_ADDED, 100000};
+    for (int keep = 0; keep < 2; keep++) {
+        mr_text_stream stream;
+        mr_text_stream_init(&stream, tokenizer, keep == 1);
+        for (size_t i = 0; i < sizeof(ids) / sizeof(ids[0]); i++) {
+            assert_int_equal(mr_text_stream_push(&stream, ids[i]), MR_OK);
+        }
+        mr_buffer out = {0};
+        assert_int_equal(mr_text_stream_take(&stream, true, &out), MR_OK);
+        const char *expected = keep == 1 ? "a<s><tool>" : "a<tool>";
+        assert_int_equal(out.size, strlen(expected));
+        assert_memory_equal(out.data, expected, out.size);
+        mr_buffer_deinit(&out);
+        mr_text_stream_deinit(&stream);
+    }
+}
+
+static void test_text_without_tokenizer_is_empty(void **state)
+{
+    (void)state;
+    mr_text_stream stream;
+    mr_text_stream_init(&stream, NULL, true);
+    assert_int_equal(mr_text_stream_push(&stream, 'a'), MR_OK);
+    mr_buffer out = {0};
+    assert_int_equal(mr_text_stream_take(&stream, true, &out), MR_OK);
+    assert_int_equal(out.size, 0);
+    mr_text_stream_deinit(&stream);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_text_S1_split_characters_stay_whole),
+        cmocka_unit_test(test_text_S1_only_invalid_bytes_are_replaced),
+        cmocka_unit_test(test_text_S3_flush_keeps_the_head),
+        cmocka_unit_test(test_text_special_tokens),
+        cmocka_unit_test(test_text_without_tokenizer_is_empty),
+    };
+    return cmocka_run_group_tests(tests, make_tokenizer, drop_tokenizer);
+}
