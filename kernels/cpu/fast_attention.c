@@ -20,7 +20,7 @@
 #include <math.h>
 #include <string.h>
 
-enum { TILE_ROWS = 96 };
+enum { TILE_ROWS = 96, CACHE_LINE = 64 };
 
 /* A tile and its scratch; widths: D, and D rounded up to a vector. */
 typedef struct tile {
@@ -36,13 +36,13 @@ typedef struct tile {
     uint32_t width, padded;
     uint32_t first_key, last_key; /* that any row sees */
 
-    float *q;      /* [rows][width] */
-    float *keys;   /* [width][64] */
-    float *values; /* [64][padded] */
-    float *scores; /* [rows][256] */
-    float *part;   /* [rows][padded] */
-    float *total;  /* [rows][padded] */
-    float *max, *sum; /* [rows] of total; a sum of 0: nothing yet */
+    float *q;                   /* [rows][width] */
+    float *keys;                /* [width][64] */
+    float *values;              /* [64][padded] */
+    float *scores;              /* [rows][256] */
+    float *part;                /* [rows][padded] */
+    float *total;               /* [rows][padded] */
+    float *max, *sum;           /* [rows] of total; a sum of 0: nothing yet */
     float *part_max, *part_sum; /* [rows]; a sum of 0: the row sees no key of the split */
 } tile;
 
@@ -102,6 +102,24 @@ static uint32_t first_seen(const tile *t, uint32_t position)
     return t->op->window > 0 && position >= t->op->window ? position - t->op->window + 1 : 0;
 }
 
+/* Asks for the keys (value = 0) or values of [key, key + count), which lie in short pieces all over
+ * the pool, where the processor's own prefetching is of little use. */
+static void prefetch(const tile *t, uint32_t key, uint32_t count, uint32_t value)
+{
+    const uint32_t block_size = t->exec->options.block_size;
+    for (uint32_t done = 0, n; done < count; done += n) {
+        const uint32_t offset = (key + done) % block_size;
+        n = count - done < block_size - offset ? count - done : block_size - offset;
+        const uint8_t *block = mr_cpu_kv(t->exec, t->op->layer, value,
+                                         t->table[(key + done) / block_size], t->kv_head);
+        const uint64_t first = value ? offset * t->exec->kv_row_bytes : 0;
+        const uint64_t end = value ? first + n * t->exec->kv_row_bytes : t->exec->kv_head_bytes;
+        for (uint64_t at = first; at < end; at += CACHE_LINE) {
+            __builtin_prefetch(block + at);
+        }
+    }
+}
+
 /* Widens keys [key, key + count) into columns `column` … of the scratch, block by block. */
 static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t column)
 {
@@ -110,8 +128,8 @@ static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t colu
     for (uint32_t done = 0, n; done < count; done += n) {
         const uint32_t offset = (key + done) % block_size;
         n = count - done < block_size - offset ? count - done : block_size - offset;
-        const uint8_t *block = mr_cpu_kv(t->exec, t->op->layer, 0,
-                                         t->table[(key + done) / block_size], t->kv_head);
+        const uint8_t *block =
+            mr_cpu_kv(t->exec, t->op->layer, 0, t->table[(key + done) / block_size], t->kv_head);
         const mr_fast_widen job = {
             .dtype = dtype,
             .from = block + (size_t)offset * mr_dtype_info_get(dtype)->block_bytes,
@@ -132,8 +150,8 @@ static void load_values(const tile *t, uint32_t key, uint32_t count)
     for (uint32_t done = 0, n; done < count; done += n) {
         const uint32_t offset = (key + done) % block_size;
         n = count - done < block_size - offset ? count - done : block_size - offset;
-        const uint8_t *block = mr_cpu_kv(t->exec, t->op->layer, 1,
-                                         t->table[(key + done) / block_size], t->kv_head);
+        const uint8_t *block =
+            mr_cpu_kv(t->exec, t->op->layer, 1, t->table[(key + done) / block_size], t->kv_head);
         const mr_fast_widen job = {
             .dtype = t->exec->options.kv_dtype,
             .from = block + offset * t->exec->kv_row_bytes,
@@ -162,6 +180,7 @@ static void score(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
         const uint32_t group = key / MR_FAST_GROUP * MR_FAST_GROUP;
         next = group_end(key, end);
         load_keys(t, base + key, next - key, key - group);
+        prefetch(t, base + next, group_end(next, end) - next, 0);
         const mr_fast_product product = {.a = t->q,
                                          .a_stride = t->width,
                                          .b = t->keys,
@@ -181,6 +200,7 @@ static void weigh(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
     for (uint32_t key = begin, next; key < end; key = next) {
         next = group_end(key, end);
         load_values(t, base + key, next - key);
+        prefetch(t, base + next, group_end(next, end) - next, 1);
         const mr_fast_product product = {.a = t->scores + key,
                                          .a_stride = MR_FAST_SPLIT,
                                          .b = t->values,
@@ -245,6 +265,7 @@ static void run_split(const tile *t, uint32_t base)
     const uint32_t after = t->last_key - base + 1;
     const uint32_t end = after < MR_FAST_SPLIT ? after : MR_FAST_SPLIT;
     score(t, base, begin, end);
+    prefetch(t, base + begin, group_end(begin, end) - begin, 1);
     for (uint32_t r = 0; r < t->rows; r++) {
         weights_of_row(t, r, base, begin, end);
     }

@@ -49,19 +49,23 @@ MR_SIMD void block_dots(bool bytes, uint32_t rows, uint32_t plane, const uint8_t
     const __m256i ones = _mm256_set1_epi16(1);
     __m256i low[MAX_ROWS];
     __m256i high[MAX_ROWS];
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
         low[r] = _mm256_setzero_si256();
         high[r] = low[r];
     }
     const uint32_t words = bytes ? 8 : 4;
-    MR_UNROLL for (uint32_t w = 0; w < words; w++, codes += WORD_BYTES) {
+#pragma GCC unroll 8
+    for (uint32_t w = 0; w < words; w++, codes += WORD_BYTES) {
         const __m256i raw = _mm256_loadu_si256((const void *)codes);
-        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
             const int8_t *word = block_of(x[r])->codes + plane * MR_FAST_BLOCK + 4 * w;
             add_word(raw, word, bytes ? word : word + 16, &low[r], &high[r]);
         }
     }
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
         __m256i upper = _mm256_madd_epi16(high[r], ones);
         upper = bytes ? _mm256_slli_epi32(upper, 4) : upper;
         dot[r] = _mm256_add_epi32(_mm256_slli_epi32(dot[r], 8), upper);
@@ -81,14 +85,16 @@ MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_f
     const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(job->planes);
     const uint8_t *row[MAX_ROWS];
     __m256 sum[MAX_ROWS];
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
         row[r] = x + r * row_bytes;
         sum[r] = _mm256_setzero_ps();
     }
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
         __m256i dot[MAX_ROWS];
         const uint8_t *codes = block + part / 2 * (code_bytes / 2) + part % 2 * (WORD_BYTES / 2);
-        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
             dot[r] = _mm256_setzero_si256();
         }
         for (uint32_t plane = 0; plane < job->planes; plane++) {
@@ -99,7 +105,8 @@ MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_f
         const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const void *)half));
         const void *shifts = half + (offsets ? MR_FAST_STRIP : 0);
         const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128(shifts));
-        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
             const mr_fast_block *a = block_of(row[r]);
             const __m256i minus = _mm256_set1_epi32(a->minus_sum);
             if (!offsets) {
@@ -113,7 +120,8 @@ MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_f
             row[r] += mr_fast_block_bytes(job->planes);
         }
     }
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
         _mm256_storeu_ps(out + r * MR_FAST_STRIP + part * LANES, sum[r]);
     }
 }

@@ -19,7 +19,7 @@ enum {
     HALVES = 2,      /* of a strip, 16 outputs each */
     MAX_ROWS = 6,
     UNPACK_ROWS = 32, /* from so many rows on it pays to unpack first */
-    AHEAD = 4096,    /* bytes to prefetch ahead; the processor's own stops at page ends */
+    AHEAD = 4096,     /* bytes to prefetch ahead; the processor's own stops at page ends */
 };
 
 /* How the codes and scales of a strip are stored: as packed, or unpacked into the scratch. */
@@ -57,7 +57,8 @@ MR_SIMD size_t mr_block_bytes(source from, bool offsets)
 
 MR_SIMD void mr_block_prefetch(const uint8_t *block, size_t bytes)
 {
-    MR_UNROLL for (size_t line = 0; line < bytes; line += 64) {
+#pragma GCC unroll 8
+    for (size_t line = 0; line < bytes; line += 64) {
         _mm_prefetch((const void *)(block + line), _MM_HINT_T0);
     }
 }
@@ -73,27 +74,40 @@ MR_SIMD const mr_fast_block *mr_block_of(const uint8_t *x)
     return (const mr_fast_block *)(const void *)x;
 }
 
-/* Dot products of a block of codes with one plane of each row, added into dot[half][row]. */
+/* Adds the products of one word of codes of each half with word `at` of each row. */
+MR_SIMD void mr_word_dots(uint32_t rows, const __m512i u[HALVES], uint32_t plane, uint32_t at,
+                          const uint8_t *const *x, __m512i dot[HALVES][MAX_ROWS])
+{
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
+        const __m512i word = mr_word(mr_codes_of(x[r], plane) + 4 * at);
+        dot[0][r] = _mm512_dpbusd_epi32(dot[0][r], u[0], word);
+        dot[1][r] = _mm512_dpbusd_epi32(dot[1][r], u[1], word);
+    }
+}
+
+/* Adds the dot products of a block of codes with one plane of each row. */
 MR_SIMD void mr_block_dots(source from, uint32_t rows, uint32_t plane, const uint8_t *codes,
                            const uint8_t *const *x, __m512i dot[HALVES][MAX_ROWS])
 {
     const __m512i nibble = _mm512_set1_epi8(0x0f);
-    MR_UNROLL for (uint32_t w = 0; w < mr_code_bytes(from) / WORD_BYTES; w++) {
-        __m512i raw[HALVES];
-        MR_UNROLL for (uint32_t h = 0; h < HALVES; h++) {
-            raw[h] = _mm512_loadu_si512(codes + h * mr_code_bytes(from) + w * WORD_BYTES);
-            __m512i u = from == FROM_U4 ? _mm512_and_si512(raw[h], nibble) : raw[h];
-            MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-                dot[h][r] = _mm512_dpbusd_epi32(dot[h][r], u, mr_word(mr_codes_of(x[r], plane) + 4 * w));
-            }
+    const uint32_t words = from == FROM_U4 ? WORDS / 2 : WORDS;
+#pragma GCC unroll 8
+    for (uint32_t w = 0; w < words; w++, codes += WORD_BYTES) {
+        const __m512i raw[HALVES] = {_mm512_loadu_si512(codes),
+                                     _mm512_loadu_si512(codes + mr_code_bytes(from))};
+        if (from != FROM_U4) {
+            mr_word_dots(rows, raw, plane, w, x, dot);
+            continue;
         }
-        MR_UNROLL for (uint32_t h = 0; h < HALVES && from == FROM_U4; h++) {
-            __m512i u = _mm512_and_si512(_mm512_srli_epi16(raw[h], 4), nibble);
-            MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-                __m512i word = mr_word(mr_codes_of(x[r], plane) + 16 + 4 * w);
-                dot[h][r] = _mm512_dpbusd_epi32(dot[h][r], u, word);
-            }
-        }
+        const __m512i low[HALVES] = {_mm512_and_si512(raw[0], nibble),
+                                     _mm512_and_si512(raw[1], nibble)};
+        const __m512i high[HALVES] = {
+            _mm512_and_si512(_mm512_srli_epi16(raw[0], 4), nibble),
+            _mm512_and_si512(_mm512_srli_epi16(raw[1], 4), nibble),
+        };
+        mr_word_dots(rows, low, plane, w, x, dot);
+        mr_word_dots(rows, high, plane, WORDS / 2 + w, x, dot);
     }
 }
 
@@ -110,7 +124,8 @@ MR_SIMD void mr_block_products(how h, uint32_t rows, const uint8_t *codes, const
                                __m512i dot[HALVES][MAX_ROWS])
 {
     __m512i start[MAX_ROWS];
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
         const __m512i minus = _mm512_set1_epi32(mr_block_of(x[r])->minus_sum);
         const int shift = h.from == FROM_U8 ? 7 : 3; /* centre 128 or 8 */
         start[r] = h.offsets ? _mm512_setzero_si512() : _mm512_slli_epi32(minus, shift);
@@ -121,7 +136,8 @@ MR_SIMD void mr_block_products(how h, uint32_t rows, const uint8_t *codes, const
     if (h.planes == 1) {
         return;
     }
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
         dot[0][r] = _mm512_add_epi32(_mm512_slli_epi32(dot[0][r], 8), start[r]);
         dot[1][r] = _mm512_add_epi32(_mm512_slli_epi32(dot[1][r], 8), start[r]);
     }
@@ -137,7 +153,8 @@ MR_SIMD void mr_strip_tile(how h, uint32_t rows, const mr_fast_linear *job, cons
     const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(h.planes);
     mr_vec sum[HALVES][MAX_ROWS];
     const uint8_t *row[MAX_ROWS];
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
         row[r] = x + r * row_bytes;
         sum[0][r] = _mm512_setzero_ps();
         sum[1][r] = _mm512_setzero_ps();
@@ -149,10 +166,12 @@ MR_SIMD void mr_strip_tile(how h, uint32_t rows, const mr_fast_linear *job, cons
         }
         mr_block_products(h, rows, block, row, dot);
         const uint8_t *scales = block + HALVES * mr_code_bytes(h.from);
-        MR_UNROLL for (uint32_t half = 0; half < HALVES; half++) {
+#pragma GCC unroll 8
+        for (uint32_t half = 0; half < HALVES; half++) {
             mr_vec d = mr_scale_load(h.from, scales, half);
             mr_vec m = h.offsets ? mr_scale_load(h.from, scales, HALVES + half) : d;
-            MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r < rows; r++) {
                 const mr_fast_block *a = mr_block_of(row[r]);
                 mr_vec *s = &sum[half][r];
                 *s = mr_vec_fma(_mm512_cvtepi32_ps(dot[half][r]),
@@ -160,13 +179,16 @@ MR_SIMD void mr_strip_tile(how h, uint32_t rows, const mr_fast_linear *job, cons
                 *s = h.offsets ? mr_vec_fma(m, mr_vec_set(a->offset_sum), *s) : *s;
             }
         }
-        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
             row[r] += mr_fast_block_bytes(h.planes);
         }
     }
-    MR_UNROLL for (uint32_t half = 0; half < HALVES; half++) {
+#pragma GCC unroll 8
+    for (uint32_t half = 0; half < HALVES; half++) {
         uint32_t lanes = mr_tile_lanes(job->n, half);
-        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
             mr_vec v = sum[half][r];
             if (job->bias != NULL) {
                 v = mr_vec_add(v, mr_vec_load_part(job->bias + 16 * half, lanes));
@@ -220,7 +242,8 @@ MR_SIMD void mr_strip_unpack(const mr_fast_linear *job, bool offsets)
     uint8_t *to = job->scratch;
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++) {
         mr_block_prefetch(from + AHEAD, mr_block_bytes(FROM_U4, offsets));
-        MR_UNROLL for (uint32_t w = 0; w < HALVES * WORDS / 2; w++, from += WORD_BYTES) {
+#pragma GCC unroll 8
+        for (uint32_t w = 0; w < HALVES * WORDS / 2; w++, from += WORD_BYTES) {
             __m512i raw = _mm512_loadu_si512(from);
             uint8_t *word = to + (w / 4 * WORDS + w % 4) * WORD_BYTES;
             _mm512_storeu_si512(word, _mm512_and_si512(raw, nibble));

@@ -3,8 +3,9 @@
  * What the files of the fast path share. Buffers that a linear with quantised weights reads also
  * have a quantised form: one plane of codes, or two where the buffer holds gated activations, whose
  * few large values would leave the others of a block too few steps (measured on SmolLM2 Q4_1: with
- * one plane perplexity is 0.6 % above that of float32 activations, with two 0.1 %). The operator that writes such a buffer makes it, row by row while the row
- * is in the cache; where it cannot, the linear does so first and waits at a barrier of its own.
+ * one plane perplexity is 0.6 % above that of float32 activations, with two 0.1 %). The operator
+ * that writes such a buffer makes it, row by row while the row is in the cache; where it cannot,
+ * the linear does so first and waits at a barrier of its own.
  */
 #ifndef MILLRACE_KERNELS_CPU_FAST_INTERNAL_H
 #define MILLRACE_KERNELS_CPU_FAST_INTERNAL_H
@@ -16,7 +17,7 @@ typedef struct mr_fast_state {
     const mr_fast_kernels *kernels;
     uint8_t **quant; /* [n_buffers] → [rows][width / 32] mr_fast_block, NULL: not needed; owns */
     uint8_t *planes; /* [n_buffers] of those blocks */
-    bool *quantize;        /* [n_ops]: of the output; for a linear: of its input, first */
+    bool *quantize;  /* [n_ops]: of the output; for a linear: of its input, first */
 } mr_fast_state;
 
 static inline const mr_fast_state *mr_fast_state_of(const mr_cpu_exec *exec)

@@ -17,10 +17,10 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MR_FAST_STRIP 32u /* outputs a strip */
-#define MR_FAST_BLOCK 32u /* inputs that share a scale */
-#define MR_FAST_LANES 16u /* floats a vector of the templates has, on every instruction set */
-#define MR_FAST_GROUP 64u /* keys that attention unpacks at a time */
+#define MR_FAST_STRIP 32u  /* outputs a strip */
+#define MR_FAST_BLOCK 32u  /* inputs that share a scale */
+#define MR_FAST_LANES 16u  /* floats a vector of the templates has, on every instruction set */
+#define MR_FAST_GROUP 64u  /* keys that attention unpacks at a time */
 #define MR_FAST_SPLIT 256u /* keys after which attention starts a new partial result */
 
 /* How a matrix lies in memory: strips of 32 outputs, padded with zeros, one after another, each
@@ -74,8 +74,8 @@ typedef struct mr_fast_linear {
     const float *x;         /* [rows][k], for float layouts */
     const uint8_t *x_quant; /* [rows][k / 32] mr_fast_block, for quantised ones */
     uint32_t planes;        /* of those */
-    const float *bias; /* [n] or NULL */
-    float *out;        /* [rows][out_stride] */
+    const float *bias;      /* [n] or NULL */
+    float *out;             /* [rows][out_stride] */
     size_t out_stride;
     uint8_t *scratch; /* mr_fast_linear_scratch(k) bytes, aligned to 64 */
 } mr_fast_linear;
@@ -96,7 +96,7 @@ typedef struct mr_fast_product {
 
 /* Scores of one row against the keys of a split, [begin, end) of them visible. */
 typedef struct mr_fast_softmax {
-    float *scores; /* [covered], replaced by exp(score − max); 0 where not visible */
+    float *scores;           /* [covered], replaced by exp(score − max); 0 where not visible */
     uint32_t first, covered; /* computed range, multiples of 16 */
     uint32_t begin, end;     /* inside it, not empty */
     float scale;

@@ -8,8 +8,6 @@
 #include <math.h>
 #include <string.h>
 
-#define MR_UNROLL _Pragma("GCC unroll 8")
-
 /* e^x to about 2 units in the last place: e^x = 2^n · e^r with |r| ≤ ln 2 / 2, and the Taylor
  * series of e^r to the seventh power. Below −87 it is 0; a NaN stays one. */
 MR_SIMD mr_vec mr_vec_exp(mr_vec x)
@@ -245,19 +243,42 @@ MR_SIMD void mr_widen_row(mr_dtype dtype, const uint16_t *from, float *to, uint3
     }
 }
 
+/* cols is a constant where the common widths are expanded. */
+MR_SIMD void mr_widen_rows(mr_dtype dtype, uint32_t cols, const mr_fast_widen *job)
+{
+    const uint16_t *from = job->from;
+    float *to = job->to;
+    for (uint32_t r = 0; r < job->rows; r++) {
+        mr_widen_row(dtype, from, to, cols);
+        from += job->from_stride;
+        to += job->to_stride;
+    }
+}
+
+MR_SIMD void mr_widen_halves(mr_dtype dtype, const mr_fast_widen *job)
+{
+    if (job->cols == 16) {
+        mr_widen_rows(dtype, 16, job);
+    } else if (job->cols == 64) {
+        mr_widen_rows(dtype, 64, job);
+    } else {
+        mr_widen_rows(dtype, job->cols, job);
+    }
+}
+
 static void mr_impl_widen(const mr_fast_widen *job)
 {
-    const uint16_t *half = job->from;
-    const float *whole = job->from;
+    if (job->dtype == MR_DTYPE_F16) {
+        mr_widen_halves(MR_DTYPE_F16, job);
+        return;
+    }
+    if (job->dtype == MR_DTYPE_BF16) {
+        mr_widen_halves(MR_DTYPE_BF16, job);
+        return;
+    }
     for (uint32_t r = 0; r < job->rows; r++) {
-        float *to = job->to + r * job->to_stride;
-        if (job->dtype == MR_DTYPE_F16) {
-            mr_widen_row(MR_DTYPE_F16, half + r * job->from_stride, to, job->cols);
-        } else if (job->dtype == MR_DTYPE_BF16) {
-            mr_widen_row(MR_DTYPE_BF16, half + r * job->from_stride, to, job->cols);
-        } else {
-            memcpy(to, whole + r * job->from_stride, job->cols * sizeof(float));
-        }
+        const float *from = (const float *)job->from + r * job->from_stride;
+        memcpy(job->to + r * job->to_stride, from, job->cols * sizeof(float));
     }
 }
 

@@ -127,8 +127,8 @@ static void run_unit(mr_cpu_exec *exec, const mr_op_linear *linear, const grid *
     mr_fast_linear job = {
         .layout = weight->layout,
         .k = weight->k,
-        .strip = (const uint8_t *)weight->data +
-                 strip * mr_fast_strip_bytes(weight->layout, weight->k),
+        .strip =
+            (const uint8_t *)weight->data + strip * mr_fast_strip_bytes(weight->layout, weight->k),
         .n = left < MR_FAST_STRIP ? left : MR_FAST_STRIP,
         .rows = (uint32_t)(end - begin),
         .bias = bias == NULL ? NULL : bias + first,
@@ -213,8 +213,7 @@ static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_
     const uint32_t slot = batch->kv_slot[(size_t)kv->group_of[rope->layer] * batch->n_tokens + t];
     const uint32_t offset = slot % exec->options.block_size;
     const uint32_t kv_head = (head - rope->heads) % kv->heads;
-    uint8_t *block =
-        mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
+    uint8_t *block = mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
     if (value) {
         k->narrow(exec->options.kv_dtype, x, block + offset * exec->kv_row_bytes, kv->head_width);
     } else {

@@ -184,8 +184,7 @@ static void read_codes(uint32_t layout, const uint8_t *block, uint32_t i,
     }
 }
 
-static void quantised_row(const mr_cpu_weight *weight, const uint8_t *strip, uint32_t i,
-                          float *out)
+static void quantised_row(const mr_cpu_weight *weight, const uint8_t *strip, uint32_t i, float *out)
 {
     uint32_t layout = weight->layout;
     int centre = layout == MR_FAST_U8_CENTRED ? 128 : layout == MR_FAST_U4_CENTRED ? 8 : 0;

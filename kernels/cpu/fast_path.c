@@ -110,8 +110,8 @@ static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_erro
         state->planes = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->planes));
         state->quantize = mr_calloc((size_t)plan->n_ops + 1, sizeof(*state->quantize));
     }
-    bool enough = state != NULL && state->quant != NULL && state->planes != NULL &&
-                  state->quantize != NULL;
+    bool enough =
+        state != NULL && state->quant != NULL && state->planes != NULL && state->quantize != NULL;
     for (uint32_t i = 0; enough && i < plan->n_ops; i++) {
         const mr_op *op = &plan->ops[i];
         if (op->kind != MR_OP_LINEAR || !is_quantised(exec, &op->linear)) {
@@ -169,17 +169,13 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
 #define FAST_PATH(isa, init_fn)                                                                    \
     {                                                                                              \
         .name = isa, .numerics = "cpu-" isa "/int8a32/1", .weight_layout = mr_fast_weight_layout,  \
-        .weight_pack = mr_fast_weight_pack, .scratch_bytes = scratch_bytes, .exec_init = (init_fn),\
-        .exec_deinit = deinit,                                                                     \
+        .weight_pack = mr_fast_weight_pack, .scratch_bytes = scratch_bytes,                        \
+        .exec_init = (init_fn), .exec_deinit = deinit,                                             \
         .ops = {                                                                                   \
-            [MR_OP_EMBED] = mr_fast_op_embed,                                                      \
-            [MR_OP_NORM] = mr_fast_op_norm,                                                        \
-            [MR_OP_LINEAR] = mr_fast_op_linear,                                                    \
-            [MR_OP_ROPE_KV] = mr_fast_op_rope_kv,                                                  \
-            [MR_OP_ATTENTION] = mr_fast_op_attention,                                              \
-            [MR_OP_GATED] = mr_fast_op_gated,                                                      \
-            [MR_OP_GATHER] = mr_fast_op_gather,                                                    \
-            [MR_OP_SAMPLE] = mr_cpu_op_sample,                                                     \
+            [MR_OP_EMBED] = mr_fast_op_embed,         [MR_OP_NORM] = mr_fast_op_norm,              \
+            [MR_OP_LINEAR] = mr_fast_op_linear,       [MR_OP_ROPE_KV] = mr_fast_op_rope_kv,        \
+            [MR_OP_ATTENTION] = mr_fast_op_attention, [MR_OP_GATED] = mr_fast_op_gated,            \
+            [MR_OP_GATHER] = mr_fast_op_gather,       [MR_OP_SAMPLE] = mr_cpu_op_sample,           \
         },                                                                                         \
     }
 

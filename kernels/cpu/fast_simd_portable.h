@@ -10,7 +10,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define MR_SIMD static inline __attribute__((always_inline))
+#define MR_SIMD      static inline __attribute__((always_inline))
 #define MR_TILE_ROWS 3
 #define MR_TILE_VECS 2
 
@@ -18,12 +18,10 @@ typedef struct mr_vec {
     float lane[16];
 } mr_vec;
 
-#define MR_LANES for (uint32_t i = 0; i < 16; i++)
-
 MR_SIMD mr_vec mr_vec_set(float x)
 {
     mr_vec out;
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         out.lane[i] = x;
     }
     return out;
@@ -50,63 +48,63 @@ MR_SIMD void mr_vec_store_part(float *to, mr_vec v, uint32_t n)
 }
 MR_SIMD mr_vec mr_vec_add(mr_vec a, mr_vec b)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] += b.lane[i];
     }
     return a;
 }
 MR_SIMD mr_vec mr_vec_sub(mr_vec a, mr_vec b)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] -= b.lane[i];
     }
     return a;
 }
 MR_SIMD mr_vec mr_vec_mul(mr_vec a, mr_vec b)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] *= b.lane[i];
     }
     return a;
 }
 MR_SIMD mr_vec mr_vec_div(mr_vec a, mr_vec b)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] /= b.lane[i];
     }
     return a;
 }
 MR_SIMD mr_vec mr_vec_fma(mr_vec a, mr_vec b, mr_vec c)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] = a.lane[i] * b.lane[i] + c.lane[i];
     }
     return a;
 }
 MR_SIMD mr_vec mr_vec_max(mr_vec a, mr_vec b)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] = a.lane[i] > b.lane[i] ? a.lane[i] : b.lane[i];
     }
     return a;
 }
 MR_SIMD mr_vec mr_vec_min(mr_vec a, mr_vec b)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] = a.lane[i] < b.lane[i] ? a.lane[i] : b.lane[i];
     }
     return a;
 }
 MR_SIMD mr_vec mr_vec_round(mr_vec v)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         v.lane[i] = rintf(v.lane[i]);
     }
     return v;
 }
 MR_SIMD mr_vec mr_vec_floor(mr_vec v)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         v.lane[i] = floorf(v.lane[i]);
     }
     return v;
@@ -118,7 +116,7 @@ MR_SIMD int32_t mr_lane_int(float x)
 }
 MR_SIMD mr_vec mr_vec_pow2(mr_vec n)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         uint32_t bits = (uint32_t)(mr_lane_int(n.lane[i]) + 127) << 23;
         memcpy(&n.lane[i], &bits, sizeof(bits));
     }
@@ -126,14 +124,14 @@ MR_SIMD mr_vec mr_vec_pow2(mr_vec n)
 }
 MR_SIMD mr_vec mr_vec_zero_below(mr_vec v, mr_vec x, mr_vec limit)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         v.lane[i] = x.lane[i] < limit.lane[i] ? 0.0f : v.lane[i];
     }
     return v;
 }
 MR_SIMD mr_vec mr_vec_window(mr_vec v, uint32_t begin, uint32_t end, mr_vec fill)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         v.lane[i] = i >= begin && i < end ? v.lane[i] : fill.lane[i];
     }
     return v;
@@ -151,7 +149,7 @@ MR_SIMD float mr_lane_magnitude(float a, float b)
 }
 MR_SIMD mr_vec mr_vec_magnitude(mr_vec a, mr_vec b)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         a.lane[i] = mr_lane_magnitude(a.lane[i], b.lane[i]);
     }
     return a;
@@ -159,7 +157,7 @@ MR_SIMD mr_vec mr_vec_magnitude(mr_vec a, mr_vec b)
 MR_SIMD float mr_vec_reduce_magnitude(mr_vec v)
 {
     float top = 0.0f;
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         top = mr_lane_magnitude(top, v.lane[i]);
     }
     return top;
@@ -167,7 +165,7 @@ MR_SIMD float mr_vec_reduce_magnitude(mr_vec v)
 MR_SIMD float mr_vec_reduce_max(mr_vec v)
 {
     float top = v.lane[0];
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         top = v.lane[i] > top ? v.lane[i] : top;
     }
     return top;
@@ -184,21 +182,21 @@ MR_SIMD float mr_vec_reduce_add(mr_vec v)
 MR_SIMD mr_vec mr_vec_load_f16(const uint16_t *from)
 {
     mr_vec out;
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         out.lane[i] = mr_f16_to_f32(from[i]);
     }
     return out;
 }
 MR_SIMD void mr_vec_store_f16(uint16_t *to, mr_vec v)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         to[i] = mr_f32_to_f16(v.lane[i]);
     }
 }
 MR_SIMD mr_vec mr_vec_load_bf16(const uint16_t *from)
 {
     mr_vec out;
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         uint32_t bits = (uint32_t)from[i] << 16;
         memcpy(&out.lane[i], &bits, sizeof(bits));
     }
@@ -206,14 +204,14 @@ MR_SIMD mr_vec mr_vec_load_bf16(const uint16_t *from)
 }
 MR_SIMD void mr_vec_store_bf16(uint16_t *to, mr_vec v)
 {
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         to[i] = mr_f32_to_bf16(v.lane[i]);
     }
 }
 MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
 {
     int32_t sum = 0;
-    MR_LANES {
+    for (uint32_t i = 0; i < 16; i++) {
         to[i] = (int8_t)mr_lane_int(rintf(lo.lane[i]));
         to[16 + i] = (int8_t)mr_lane_int(rintf(hi.lane[i]));
         sum += to[i] + to[16 + i];

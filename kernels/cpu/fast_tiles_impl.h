@@ -39,8 +39,10 @@ MR_SIMD uint32_t mr_tile_lanes(uint32_t cols, uint32_t vec)
 MR_SIMD void mr_tile_run(uint32_t rows, uint32_t vecs, mr_dtype dtype, const mr_tile *tile)
 {
     mr_vec sum[MR_TILE_ROWS][MR_TILE_VECS];
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-        MR_UNROLL for (uint32_t v = 0; v < vecs; v++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < vecs; v++) {
             const float *c = tile->c + r * tile->c_stride + v * MR_FAST_LANES;
             sum[r][v] = tile->accumulate ? mr_vec_load_part(c, mr_tile_lanes(tile->cols, v))
                                          : mr_vec_set(0.0f);
@@ -48,18 +50,23 @@ MR_SIMD void mr_tile_run(uint32_t rows, uint32_t vecs, mr_dtype dtype, const mr_
     }
     for (uint32_t d = 0; d < tile->depth; d++) {
         mr_vec b[MR_TILE_VECS];
-        MR_UNROLL for (uint32_t v = 0; v < vecs; v++) {
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < vecs; v++) {
             b[v] = mr_tile_load(dtype, tile->b, v * MR_FAST_LANES + d * tile->b_step);
         }
-        MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
             mr_vec a = mr_vec_set(tile->a[r * tile->a_stride + d]);
-            MR_UNROLL for (uint32_t v = 0; v < vecs; v++) {
+#pragma GCC unroll 8
+            for (uint32_t v = 0; v < vecs; v++) {
                 sum[r][v] = mr_vec_fma(a, b[v], sum[r][v]);
             }
         }
     }
-    MR_UNROLL for (uint32_t r = 0; r < rows; r++) {
-        MR_UNROLL for (uint32_t v = 0; v < vecs; v++) {
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
+#pragma GCC unroll 8
+        for (uint32_t v = 0; v < vecs; v++) {
             uint32_t lanes = mr_tile_lanes(tile->cols, v);
             mr_vec out = sum[r][v];
             if (tile->bias != NULL) {

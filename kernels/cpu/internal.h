@@ -39,7 +39,7 @@ typedef struct mr_cpu_weight {
     uint32_t k;      /* columns: inputs */
     uint32_t uses;   /* MR_CPU_USE_… */
     uint32_t layout; /* private to the path */
-    void *data;      /* owns `bytes`, aligned to 64, zeroed before weight_pack */
+    void *data;      /* `bytes` in the slab, aligned to 64, zeroed before weight_pack */
     uint64_t bytes;
 } mr_cpu_weight;
 
@@ -47,7 +47,8 @@ typedef struct mr_cpu_weights {
     const mr_cpu_path *path;
     mr_cpu_weight *items; /* [count], by mr_weight_id */
     uint32_t count;
-    uint64_t bytes; /* all items */
+    uint64_t bytes; /* all items, each rounded up to 64 */
+    uint8_t *slab;  /* [bytes] of pages, owns: one piece, so that huge pages can back it */
 } mr_cpu_weights;
 
 /* Sine and cosine of a rope table for every position, attention_factor included. */
@@ -69,7 +70,8 @@ struct mr_cpu_exec {
     mr_cpu_rope *ropes; /* [plan->n_ropes] */
 
     /* KV pool: [layer][key, value][block][kv head][offset in block][D] of kv_dtype, so that the
-     * positions of one head in one block are contiguous. */
+     * positions of one head in one block are contiguous. A path may order that last piece its own
+     * way: the fast one keeps keys transposed, [D][offset in block]. */
     uint8_t *kv;
     uint64_t kv_bytes;
     uint64_t kv_plane_bytes; /* keys, or values, of one layer */

@@ -74,8 +74,7 @@ static float *run(const tiny_plan *tiny, const mr_cpu_options *cpu, const mr_exe
 
 static void check_splits(uint32_t window, uint32_t block_size, mr_dtype kv_dtype, float tolerance)
 {
-    static const mr_cpu_isa isas[] = {MR_CPU_ISA_PORTABLE, MR_CPU_ISA_AVX2,
-                                      MR_CPU_ISA_AVX512_VNNI};
+    static const mr_cpu_isa isas[] = {MR_CPU_ISA_PORTABLE, MR_CPU_ISA_AVX2, MR_CPU_ISA_AVX512_VNNI};
     const tiny_dims dims = long_dims(window);
     const mr_exec_options options = long_options(block_size, kv_dtype);
     const mr_cpu_options f32 = {.compute = MR_COMPUTE_F32, .threads = 1};
@@ -132,12 +131,8 @@ static void test_softmax_values(void **state)
         for (uint32_t i = 0; i < 256; i++) {
             before[i] = scores[i] = 10.0f - 0.7f * (float)i;
         }
-        mr_fast_softmax row = {.scores = scores,
-                               .first = 16,
-                               .covered = 240,
-                               .begin = 21,
-                               .end = 230,
-                               .scale = 0.5f};
+        mr_fast_softmax row = {
+            .scores = scores, .first = 16, .covered = 240, .begin = 21, .end = 230, .scale = 0.5f};
         tables[t].kernels->softmax(&row);
         assert_float_equal(row.max, before[21] * 0.5f, 0);
         double sum = 0;
@@ -221,11 +216,8 @@ static void test_narrow_and_widen(void **state)
             float back[COUNT + 1] = {0};
             back[COUNT] = 1.5f;
             tables[t].kernels->narrow(dtypes[d], x, store, COUNT);
-            tables[t].kernels->widen(&(mr_fast_widen){.dtype = dtypes[d],
-                                                      .from = store,
-                                                      .to = back,
-                                                      .rows = 1,
-                                                      .cols = COUNT});
+            tables[t].kernels->widen(&(mr_fast_widen){
+                .dtype = dtypes[d], .from = store, .to = back, .rows = 1, .cols = COUNT});
             for (uint32_t i = 0; i < COUNT; i++) {
                 float exact = x[i];
                 if (dtypes[d] == MR_DTYPE_F16) {

@@ -40,7 +40,7 @@ static void make_tokens(uint64_t seed, int32_t *tokens, uint32_t count)
 
 /* How the tokens of a sequence are cut into steps, and what else is in them. */
 typedef struct schedule {
-    uint32_t chunk;     /* tokens a step */
+    uint32_t chunk;      /* tokens a step */
     uint32_t neighbours; /* other sequences, one chunk a step each, fed before it */
 } schedule;
 
@@ -200,8 +200,10 @@ static void test_kv_types_and_blocks(void **state)
 static void test_exec_batch_invariance(void **state)
 {
     (void)state;
-    static const schedule ways[] = {{.chunk = LENGTH}, {.chunk = 1},
-                                    {.chunk = 7},      {.chunk = 1, .neighbours = 3},
+    static const schedule ways[] = {{.chunk = LENGTH},
+                                    {.chunk = 1},
+                                    {.chunk = 7},
+                                    {.chunk = 1, .neighbours = 3},
                                     {.chunk = 13, .neighbours = 2}};
     static const mr_dtype dtypes[] = {MR_DTYPE_BF16, MR_DTYPE_Q8_0, MR_DTYPE_Q4_0, MR_DTYPE_Q4_1};
     mr_exec_options options = tiny_options();

@@ -75,10 +75,10 @@ static void matrix_destroy(matrix *m)
 }
 
 typedef struct input {
-    float *x;             /* [MAX_ROWS][k] */
+    float *x;       /* [MAX_ROWS][k] */
     uint8_t *quant; /* [MAX_ROWS][k / 32] blocks */
     uint32_t planes;
-    float *bias;          /* [n] */
+    float *bias; /* [n] */
     uint8_t *scratch;
 } input;
 
