@@ -155,6 +155,12 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     }
 }
 
+void mr_call_abort(mr_call *call, const mr_error *err)
+{
+    (void)grpc_call_cancel_with_status(call->call, (grpc_status_code)err->status, err->message,
+                                       NULL);
+}
+
 static void on_new(mr_call *call, bool ok)
 {
     if (!ok) {

@@ -45,6 +45,10 @@ void mr_call_send(mr_call *call, const ProtobufCMessage *message);
  * Errors carry their retry time as trailer and as google.rpc.RetryInfo. */
 void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error *err);
 
+/* For a client that takes nothing more: drops the message on its way and closes the call with the
+ * error's status at once. The events of `cancelled` and `resume` follow. */
+void mr_call_abort(mr_call *call, const mr_error *err);
+
 /* One more reference, and its end: the call may be freed then. */
 void mr_call_hold(mr_call *call);
 void mr_call_release(mr_call *call);

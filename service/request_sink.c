@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/request_sink.h"
 
+#include "service/handoff.h"
+
 #include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/time.h>
@@ -17,7 +19,9 @@ void mr_request_link_init(mr_request_link *link, void (*on_news)(mr_request_link
 
 void mr_rpc_queue_post(mr_rpc_queue *queue, mr_rpc_tag *tag)
 {
-    MR_CHECK(grpc_call_start_batch(queue->waker, NULL, 0, tag, NULL) == GRPC_CALL_OK);
+    grpc_call *waker = queue->waker;
+    MR_HANDOFF_GIVE(tag);
+    MR_CHECK(grpc_call_start_batch(waker, NULL, 0, tag, NULL) == GRPC_CALL_OK);
 }
 
 /* The engine's thread writes the ring, so it may look at what it wrote last. */

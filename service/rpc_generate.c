@@ -139,6 +139,10 @@ static void on_news(mr_request_link *link, bool ended)
     mr_call *call = gen->call;
     pump(gen);
     if (ended) {
+        /* The engine gave up on a slow reader, so the message on its way will not be taken. */
+        if (call->sending && gen->request->error.status == MR_RESOURCE_EXHAUSTED) {
+            mr_call_abort(call, &gen->request->error);
+        }
         mr_call_release(call);
     }
 }

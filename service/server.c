@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "service/call.h"
+#include "service/handoff.h"
 #include "service/listen.h"
 #include "service/request_sink.h"
 #include "service/rpc.h"
@@ -84,12 +85,14 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
         mr_call_on_event(tag->call, tag->event, ok);
         break;
     case MR_RPC_WAKE:
+        MR_HANDOFF_TAKE(&queue->wake_tag);
         mr_request_sink_take(queue);
         break;
     case MR_RPC_TICK:
         tick(queue);
         break;
     case MR_RPC_STOP:
+        MR_HANDOFF_TAKE(&queue->stop_tag);
         queue->stopping = true;
         break;
     case MR_RPC_SERVER_DOWN:
@@ -118,7 +121,6 @@ static void *queue_main(void *arg)
         }
         if (queue->stopping && queue->calls == NULL && !queue->stopped) {
             queue->stopped = true;
-            mr_request_sink_deinit(queue);
             grpc_completion_queue_shutdown(queue->cq);
         }
     }
@@ -291,7 +293,6 @@ void mr_server_shutdown(mr_server *server, uint32_t timeout_ms)
 /* A queue that never got a thread: only what gRPC still owes it is left. */
 static void drain_queue(mr_rpc_queue *queue)
 {
-    mr_request_sink_deinit(queue);
     grpc_completion_queue_shutdown(queue->cq);
     grpc_event event;
     do {
@@ -324,6 +325,7 @@ void mr_server_destroy(mr_server *server)
     }
     grpc_server_destroy(server->grpc);
     for (uint32_t i = 0; i < server->n_queues; i++) {
+        mr_request_sink_deinit(&server->queues[i]);
         grpc_completion_queue_destroy(server->queues[i].cq);
     }
     mr_id_registry_deinit(&server->ids);

@@ -76,36 +76,36 @@ def test_health_from_loading_to_shutdown_H3(millrace_bin, model_path):
 @pytest.fixture(scope="module")
 def small_server(millrace_bin, model_path):
     """A pool that holds two long requests at most."""
-    with Server(millrace_bin, model_path, "max_seq_length=512", "kv_cache_memory=24MiB") as running:
+    with Server(millrace_bin, model_path, "max_seq_length=256", "kv_cache_memory=12MiB") as running:
         yield running
 
 
 def cancel_in_stream(server):
-    call = server.stub.Generate(greedy(500, text=PROMPT), timeout=CALL_S)
+    call = server.stub.Generate(greedy(250, text=PROMPT), timeout=CALL_S)
     next(call)
     call.cancel()
 
 
 def cancel_before_stream(server):
-    call = server.stub.Generate(greedy(500, tokens={"ids": list(range(100, 500))}), timeout=CALL_S)
+    call = server.stub.Generate(greedy(250, tokens={"ids": list(range(100, 340))}), timeout=CALL_S)
     time.sleep(0.02)
     call.cancel()
 
 
 def pass_deadline(server):
-    error = failure(server.stub.Generate, greedy(500, text=PROMPT), timeout=0.2)
+    error = failure(server.stub.Generate, greedy(250, text=PROMPT), timeout=0.2)
     assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
 
 
 def leave_unary(server):
-    future = server.stub.GenerateUnary.future(pb.GenerateUnaryRequest(request=greedy(500, text=PROMPT)))
+    future = server.stub.GenerateUnary.future(pb.GenerateUnaryRequest(request=greedy(250, text=PROMPT)))
     time.sleep(0.05)
     future.cancel()
 
 
 def close_channel(server):
     channel = server.new_channel()
-    call = pb_grpc.InferenceServiceStub(channel).Generate(greedy(500, text=PROMPT), timeout=CALL_S)
+    call = pb_grpc.InferenceServiceStub(channel).Generate(greedy(250, text=PROMPT), timeout=CALL_S)
     next(call)
     channel.close()
 
@@ -114,17 +114,17 @@ def close_channel(server):
                                    close_channel])
 def test_blocks_are_free_after_the_client_left_C1_C6_C7(small_server, leave):
     """Each abandoned request could fill the pool: if one kept its blocks, those after it would end up waiting."""
-    longest = greedy(400, tokens={"ids": list(range(100, 200))})
+    longest = greedy(150, tokens={"ids": list(range(100, 200))})
     for _ in range(6):
         leave(small_server)
     answer = generate(small_server.stub, longest)
-    assert len(answer.ids) == 400
+    assert len(answer.ids) == 150
     assert answer.ids[:24] == generate(small_server.stub, greedy(24, tokens={"ids": list(range(100, 200))})).ids
 
 
 def test_over_commitment_ends_every_request_M1(small_server):
     """Three times what the pool holds."""
-    asked = [greedy(200, text=f"Story {index}:") for index in range(10)]
+    asked = [greedy(200, text=f"Story {index}:") for index in range(8)]
     with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
         answers = list(pool.map(lambda one: generate(small_server.stub, one), asked))
     assert [len(answer.ids) for answer in answers] == [200] * len(asked)
@@ -182,7 +182,7 @@ def test_sigterm_lets_streams_end_H3(millrace_bin, model_path):
         first = threading.Barrier(5)
 
         def job(index):
-            call = server.stub.Generate(greedy(40, text=f"Story {index}:"), timeout=CALL_S)
+            call = server.stub.Generate(greedy(24, text=f"Story {index}:"), timeout=CALL_S)
             messages = [next(call)]
             first.wait()
             messages += list(call)
@@ -192,7 +192,7 @@ def test_sigterm_lets_streams_end_H3(millrace_bin, model_path):
             jobs = [pool.submit(job, index) for index in range(4)]
             first.wait()
             server.terminate()
-            assert [job.result() for job in jobs] == [(40, grpc.StatusCode.OK)] * 4
+            assert [job.result() for job in jobs] == [(24, grpc.StatusCode.OK)] * 4
         error = failure(server.stub.Generate, greedy(1, text=PROMPT), timeout=5)
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert server.wait() == 0
