@@ -59,3 +59,16 @@ void random_blocks(mr_dtype dtype, uint8_t *to, uint64_t elements, float amplitu
         }
     }
 }
+
+void uniform_blocks(mr_dtype dtype, uint8_t *to, uint64_t elements, float amplitude, uint8_t byte)
+{
+    const mr_dtype_info *info = mr_dtype_info_get(dtype);
+    const recipe *r = &recipes[dtype];
+    for (uint64_t b = 0; b < elements / info->block_elements; b++, to += info->block_bytes) {
+        memset(to, byte, info->block_bytes);
+        put_u16(to + r->scale_at, mr_f32_to_f16(amplitude * r->scale));
+        if (r->offset_at != 0) {
+            put_u16(to + r->offset_at, mr_f32_to_f16(amplitude * r->offset));
+        }
+    }
+}

@@ -12,4 +12,7 @@
 void random_blocks(mr_dtype dtype, uint8_t *to, uint64_t elements, float amplitude,
                    uint64_t *state);
 
+/* The same with one byte everywhere but in the f16 numbers of a quantised type. */
+void uniform_blocks(mr_dtype dtype, uint8_t *to, uint64_t elements, float amplitude, uint8_t byte);
+
 #endif
