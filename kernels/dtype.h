@@ -16,11 +16,24 @@ typedef enum mr_dtype {
     MR_DTYPE_F32,
     MR_DTYPE_F16,
     MR_DTYPE_BF16,
-    MR_DTYPE_Q8_0, /* 32 × int8, one f16 scale d:          w = d·q          (34 bytes) */
-    MR_DTYPE_Q4_0, /* 32 × 4 bit, one f16 scale d:         w = d·(q − 8)    (18 bytes) */
-    MR_DTYPE_Q4_1, /* 32 × 4 bit, f16 scale d and min m:   w = d·q + m      (20 bytes) */
+    MR_DTYPE_Q8_0, /* the quantised types: quant_block.h */
+    MR_DTYPE_Q4_0,
+    MR_DTYPE_Q4_1,
+    MR_DTYPE_Q5_0,
+    MR_DTYPE_Q5_1,
+    MR_DTYPE_Q2_K,
+    MR_DTYPE_Q3_K,
+    MR_DTYPE_Q4_K,
+    MR_DTYPE_Q5_K,
+    MR_DTYPE_Q6_K,
+    MR_DTYPE_IQ4_NL,
+    MR_DTYPE_IQ4_XS,
     MR_DTYPE_COUNT,
 } mr_dtype;
+
+/* All of them, for messages. */
+#define MR_DTYPE_NAMES                                                                             \
+    "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
 
 typedef struct mr_dtype_info {
     const char *name; /* as tools print it: "Q4_1", "F32" */
@@ -34,9 +47,8 @@ const mr_dtype_info *mr_dtype_info_get(mr_dtype dtype);
 /* Bytes of a row of `elements`; false if they are not a whole number of blocks or overflow. */
 bool mr_dtype_row_bytes(mr_dtype dtype, uint64_t elements, uint64_t *out);
 
-/* Dequantises `elements` (a multiple of the block) exactly, in float32: the reference that every
- * kernel is held to. In the 4-bit blocks byte i holds element i in its low and element i + 16 in
- * its high nibble. `src` needs no alignment. */
+/* Dequantises `elements` (a multiple of the block) in float32: the reference that every kernel is
+ * held to. An infinite or NaN scale gives what IEEE 754 says. `src` needs no alignment. */
 void mr_dequantize(mr_dtype dtype, const void *src, float *dst, uint64_t elements);
 
 float mr_f16_to_f32(uint16_t bits);

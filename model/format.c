@@ -2,13 +2,14 @@
 #include "model/format.h"
 
 #include "base/utf8.h"
+#include "kernels/dtype.h"
 
 #include <stdint.h>
 #include <string.h>
 
 #define SNIFF_BYTES 512u /* of text that must look like text */
 
-#define CONVERT "convert the model to GGUF (F32, F16, BF16, Q8_0, Q4_0 or Q4_1)"
+#define CONVERT "convert the model to GGUF (" MR_DTYPE_NAMES ")"
 
 typedef struct signature {
     const char *bytes;

@@ -190,20 +190,13 @@ static mr_status fail_tensor(mr_gguf_reader *in, uint64_t start, const mr_model_
 static mr_status map_tensor_type(mr_gguf_reader *in, uint64_t start, uint32_t number,
                                  mr_model_tensor *tensor)
 {
-    static const struct {
-        uint32_t number;
-        mr_dtype dtype;
-    } supported[] = {
-        {0, MR_DTYPE_F32},  {1, MR_DTYPE_F16},  {2, MR_DTYPE_Q4_0},
-        {3, MR_DTYPE_Q4_1}, {8, MR_DTYPE_Q8_0}, {30, MR_DTYPE_BF16},
-    };
-    for (size_t i = 0; i < sizeof(supported) / sizeof(supported[0]); i++) {
-        if (supported[i].number == number) {
-            tensor->dtype = supported[i].dtype;
+    const char *name = mr_gguf_tensor_type_name(number);
+    for (unsigned dtype = 0; name != NULL && dtype < MR_DTYPE_COUNT; dtype++) {
+        if (strcmp(mr_dtype_info_get((mr_dtype)dtype)->name, name) == 0) {
+            tensor->dtype = (mr_dtype)dtype;
             return MR_OK;
         }
     }
-    const char *name = mr_gguf_tensor_type_name(number);
     if (name == NULL) {
         return mr_fail(in->err, MR_UNIMPLEMENTED,
                        "tensor '%s' (record at byte %" PRIu64 ") has type number %" PRIu32
@@ -211,8 +204,8 @@ static mr_status map_tensor_type(mr_gguf_reader *in, uint64_t start, uint32_t nu
                        tensor->name, start, number);
     }
     return mr_fail(in->err, MR_UNIMPLEMENTED,
-                   "tensor '%s' (record at byte %" PRIu64 ") has type %s; this build reads F32, "
-                   "F16, BF16, Q8_0, Q4_0 and Q4_1, take the model in one of these",
+                   "tensor '%s' (record at byte %" PRIu64
+                   ") has type %s; take the model in " MR_DTYPE_NAMES,
                    tensor->name, start, name);
 }
 

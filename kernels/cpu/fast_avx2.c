@@ -73,14 +73,78 @@ MR_SIMD void block_dots(bool bytes, uint32_t rows, uint32_t plane, const uint8_t
     }
 }
 
+/* The same of one span of 16 inputs. */
+MR_SIMD void span_dots(bool bytes, uint32_t rows, uint32_t plane, uint32_t span,
+                       const uint8_t *codes, const uint8_t *const *x, __m256i dot[MAX_ROWS])
+{
+    const __m256i ones = _mm256_set1_epi16(1);
+    const __m256i nibble = _mm256_set1_epi8(0x0f);
+    __m256i low[MAX_ROWS];
+    __m256i high[MAX_ROWS];
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
+        low[r] = _mm256_setzero_si256();
+        high[r] = low[r];
+    }
+    codes += bytes ? span * 4 * WORD_BYTES : 0;
+#pragma GCC unroll 8
+    for (uint32_t w = 0; w < 4; w++, codes += WORD_BYTES) {
+        __m256i raw = _mm256_loadu_si256((const void *)codes);
+        raw = bytes || span == 0 ? raw : _mm256_srli_epi16(raw, 4);
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
+            const int8_t *word =
+                block_of(x[r])->codes + plane * MR_FAST_BLOCK + span * MR_FAST_SPAN + 4 * w;
+            if (bytes) {
+                add_word(raw, word, word, &low[r], &high[r]);
+            } else {
+                const __m256i u = _mm256_and_si256(raw, nibble);
+                low[r] = _mm256_add_epi16(low[r], _mm256_maddubs_epi16(u, word_of(word)));
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
+        const __m256i upper = _mm256_slli_epi32(_mm256_madd_epi16(high[r], ones), 4);
+        dot[r] = _mm256_add_epi32(_mm256_slli_epi32(dot[r], 8), upper);
+        dot[r] = _mm256_add_epi32(_mm256_madd_epi16(low[r], ones), dot[r]);
+    }
+}
+
+/* Adds to sums what one block, or one span of it, comes to; its f16 scales are at `numbers`. */
+MR_SIMD void add_block(uint32_t layout, uint32_t rows, uint32_t span, const uint16_t *numbers,
+                       const uint8_t *const *row, __m256i dot[MAX_ROWS], __m256 sum[MAX_ROWS])
+{
+    const bool offsets = mr_fast_has_offsets(layout);
+    const bool pairs = mr_fast_has_pairs(layout);
+    const uint32_t to_offsets = (offsets ? 1 : 0) * (pairs ? 2 : 1) * MR_FAST_STRIP;
+    const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const void *)numbers));
+    const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128((const void *)(numbers + to_offsets)));
+#pragma GCC unroll 8
+    for (uint32_t r = 0; r < rows; r++) {
+        const mr_fast_block *a = block_of(row[r]);
+        const int32_t minus = pairs ? mr_fast_minus_span(a, span) : a->minus_sum;
+        if (!offsets) {
+            const int shift = mr_fast_has_bytes(layout) ? 7 : 3; /* centre 128 or 8 */
+            dot[r] = _mm256_add_epi32(dot[r], _mm256_slli_epi32(_mm256_set1_epi32(minus), shift));
+        }
+        const __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(a->scale));
+        sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]), scale, sum[r]);
+        if (offsets) {
+            const float offset_sum = pairs ? a->scale * (float)-minus : a->offset_sum;
+            sum[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(offset_sum), sum[r]);
+        }
+    }
+}
+
 /* Part `part` of the strip times a few rows. layout and rows are constants where expanded. */
 MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_fast_linear *job,
                        const uint8_t *x, float *out)
 {
-    const bool bytes = layout == MR_FAST_U8_CENTRED;
-    const bool offsets = layout == MR_FAST_U4_OFFSET;
+    const bool bytes = mr_fast_has_bytes(layout);
+    const uint32_t spans = mr_fast_has_pairs(layout) ? 2 : 1;
     const size_t code_bytes = (size_t)MR_FAST_STRIP * MR_FAST_BLOCK / (bytes ? 1 : 2);
-    const size_t block_bytes = code_bytes + (offsets ? 4 : 2) * MR_FAST_STRIP;
+    const size_t block_bytes = code_bytes + 2 * mr_fast_numbers(layout) * MR_FAST_STRIP;
     const uint8_t *block = job->strip;
     const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(job->planes);
     const uint8_t *row[MAX_ROWS];
@@ -91,32 +155,27 @@ MR_SIMD void part_tile(uint32_t layout, uint32_t rows, uint32_t part, const mr_f
         sum[r] = _mm256_setzero_ps();
     }
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
-        __m256i dot[MAX_ROWS];
         const uint8_t *codes = block + part / 2 * (code_bytes / 2) + part % 2 * (WORD_BYTES / 2);
-#pragma GCC unroll 8
-        for (uint32_t r = 0; r < rows; r++) {
-            dot[r] = _mm256_setzero_si256();
-        }
-        for (uint32_t plane = 0; plane < job->planes; plane++) {
-            block_dots(bytes, rows, plane, codes, row, dot);
-        }
         const void *scales = block + code_bytes;
-        const uint16_t *half = (const uint16_t *)scales + part * LANES;
-        const __m256 d = _mm256_cvtph_ps(_mm_loadu_si128((const void *)half));
-        const void *shifts = half + (offsets ? MR_FAST_STRIP : 0);
-        const __m256 m = _mm256_cvtph_ps(_mm_loadu_si128(shifts));
+        const uint16_t *numbers = (const uint16_t *)scales + part * LANES;
+#pragma GCC unroll 2
+        for (uint32_t span = 0; span < spans; span++, numbers += MR_FAST_STRIP) {
+            __m256i dot[MAX_ROWS];
+#pragma GCC unroll 8
+            for (uint32_t r = 0; r < rows; r++) {
+                dot[r] = _mm256_setzero_si256();
+            }
+            for (uint32_t plane = 0; plane < job->planes; plane++) {
+                if (spans == 1) {
+                    block_dots(bytes, rows, plane, codes, row, dot);
+                } else {
+                    span_dots(bytes, rows, plane, span, codes, row, dot);
+                }
+            }
+            add_block(layout, rows, span, numbers, row, dot, sum);
+        }
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < rows; r++) {
-            const mr_fast_block *a = block_of(row[r]);
-            const __m256i minus = _mm256_set1_epi32(a->minus_sum);
-            if (!offsets) {
-                dot[r] = _mm256_add_epi32(dot[r], _mm256_slli_epi32(minus, bytes ? 7 : 3));
-            }
-            const __m256 scale = _mm256_mul_ps(d, _mm256_set1_ps(a->scale));
-            sum[r] = _mm256_fmadd_ps(_mm256_cvtepi32_ps(dot[r]), scale, sum[r]);
-            if (offsets) {
-                sum[r] = _mm256_fmadd_ps(m, _mm256_set1_ps(a->offset_sum), sum[r]);
-            }
             row[r] += mr_fast_block_bytes(job->planes);
         }
     }
@@ -165,6 +224,18 @@ static void linear(const mr_fast_linear *job)
         break;
     case MR_FAST_U8_CENTRED:
         strip_rows(MR_FAST_U8_CENTRED, job);
+        break;
+    case MR_FAST_U8_OFFSET:
+        strip_rows(MR_FAST_U8_OFFSET, job);
+        break;
+    case MR_FAST_U4_PAIRS_OFFSET:
+        strip_rows(MR_FAST_U4_PAIRS_OFFSET, job);
+        break;
+    case MR_FAST_U4_PAIRS_CENTRED:
+        strip_rows(MR_FAST_U4_PAIRS_CENTRED, job);
+        break;
+    case MR_FAST_U8_PAIRS_CENTRED:
+        strip_rows(MR_FAST_U8_PAIRS_CENTRED, job);
         break;
     default:
         mr_impl_linear_float(job);

@@ -49,10 +49,24 @@ MR_SIMD size_t mr_code_bytes(source from)
     return (from == FROM_U4 ? WORDS / 2 : WORDS) * WORD_BYTES;
 }
 
-MR_SIMD size_t mr_block_bytes(source from, bool offsets)
+/* How a strip is multiplied; constants wherever one of these is passed on. */
+typedef struct how {
+    source from;
+    bool offsets;
+    bool pairs; /* of scales */
+    uint32_t planes;
+} how;
+
+/* Vectors of scales and offsets of a block. */
+MR_SIMD uint32_t mr_number_vectors(how h)
 {
-    size_t numbers = MR_FAST_STRIP * (offsets ? 2 : 1);
-    return HALVES * mr_code_bytes(from) + numbers * (from == FROM_SCRATCH ? 4 : 2);
+    return HALVES * (h.offsets ? 2 : 1) * (h.pairs ? 2 : 1);
+}
+
+MR_SIMD size_t mr_block_bytes(how h)
+{
+    return HALVES * mr_code_bytes(h.from) +
+           mr_number_vectors(h) * (h.from == FROM_SCRATCH ? 64 : 32);
 }
 
 MR_SIMD void mr_block_prefetch(const uint8_t *block, size_t bytes)
@@ -111,28 +125,57 @@ MR_SIMD void mr_block_dots(source from, uint32_t rows, uint32_t plane, const uin
     }
 }
 
-/* How a strip is multiplied; constants wherever one of these is passed on. */
-typedef struct how {
-    source from;
-    bool offsets;
-    uint32_t planes;
-} how;
+/* Those of one span of 16 inputs. */
+MR_SIMD void mr_span_dots(source from, uint32_t rows, uint32_t plane, uint32_t span,
+                          const uint8_t *codes, const uint8_t *const *x,
+                          __m512i dot[HALVES][MAX_ROWS])
+{
+    const __m512i nibble = _mm512_set1_epi8(0x0f);
+    codes += from == FROM_U4 ? 0 : span * WORDS / 2 * WORD_BYTES;
+#pragma GCC unroll 8
+    for (uint32_t w = 0; w < WORDS / 2; w++, codes += WORD_BYTES) {
+        __m512i u[HALVES] = {_mm512_loadu_si512(codes),
+                             _mm512_loadu_si512(codes + mr_code_bytes(from))};
+#pragma GCC unroll 8
+        for (uint32_t h = 0; h < HALVES && from == FROM_U4; h++) {
+            u[h] = span == 0 ? u[h] : _mm512_srli_epi16(u[h], 4);
+            u[h] = _mm512_and_si512(u[h], nibble);
+        }
+        mr_word_dots(rows, u, plane, span * WORDS / 2 + w, x, dot);
+    }
+}
 
-/* Σ code · activation code of one block, the centre taken off; the second plane on top of 256
- * times the first. */
-MR_SIMD void mr_block_products(how h, uint32_t rows, const uint8_t *codes, const uint8_t *const *x,
-                               __m512i dot[HALVES][MAX_ROWS])
+MR_SIMD void mr_dots(how h, uint32_t rows, uint32_t plane, uint32_t span, const uint8_t *codes,
+                     const uint8_t *const *x, __m512i dot[HALVES][MAX_ROWS])
+{
+    if (h.pairs) {
+        mr_span_dots(h.from, rows, plane, span, codes, x, dot);
+    } else {
+        mr_block_dots(h.from, rows, plane, codes, x, dot);
+    }
+}
+
+/* −Σ codes of a block of activations, or of a span of it. */
+MR_SIMD int32_t mr_minus_sum(how h, uint32_t span, const uint8_t *x)
+{
+    return h.pairs ? mr_fast_minus_span(mr_block_of(x), span) : mr_block_of(x)->minus_sum;
+}
+
+/* Σ code · activation code of one block or span, the centre taken off; the second plane on top of
+ * 256 times the first. */
+MR_SIMD void mr_block_products(how h, uint32_t rows, uint32_t span, const uint8_t *codes,
+                               const uint8_t *const *x, __m512i dot[HALVES][MAX_ROWS])
 {
     __m512i start[MAX_ROWS];
 #pragma GCC unroll 8
     for (uint32_t r = 0; r < rows; r++) {
-        const __m512i minus = _mm512_set1_epi32(mr_block_of(x[r])->minus_sum);
+        const __m512i minus = _mm512_set1_epi32(mr_minus_sum(h, span, x[r]));
         const int shift = h.from == FROM_U8 ? 7 : 3; /* centre 128 or 8 */
         start[r] = h.offsets ? _mm512_setzero_si512() : _mm512_slli_epi32(minus, shift);
         dot[0][r] = h.planes == 1 ? start[r] : _mm512_setzero_si512();
         dot[1][r] = dot[0][r];
     }
-    mr_block_dots(h.from, rows, 0, codes, x, dot);
+    mr_dots(h, rows, 0, span, codes, x, dot);
     if (h.planes == 1) {
         return;
     }
@@ -141,7 +184,34 @@ MR_SIMD void mr_block_products(how h, uint32_t rows, const uint8_t *codes, const
         dot[0][r] = _mm512_add_epi32(_mm512_slli_epi32(dot[0][r], 8), start[r]);
         dot[1][r] = _mm512_add_epi32(_mm512_slli_epi32(dot[1][r], 8), start[r]);
     }
-    mr_block_dots(h.from, rows, 1, codes, x, dot);
+    mr_dots(h, rows, 1, span, codes, x, dot);
+}
+
+/* Adds a block, or a span of it, to sums. */
+MR_SIMD void mr_block_add(how h, uint32_t rows, uint32_t span, const uint8_t *block,
+                          const uint8_t *const *x, mr_vec sum[HALVES][MAX_ROWS])
+{
+    const uint8_t *scales = block + HALVES * mr_code_bytes(h.from);
+    __m512i dot[HALVES][MAX_ROWS];
+    mr_block_products(h, rows, span, block, x, dot);
+#pragma GCC unroll 8
+    for (uint32_t half = 0; half < HALVES; half++) {
+        const uint32_t at = span * HALVES + half;
+        mr_vec d = mr_scale_load(h.from, scales, at);
+        mr_vec m = h.offsets ? mr_scale_load(h.from, scales, mr_number_vectors(h) / 2 + at) : d;
+#pragma GCC unroll 8
+        for (uint32_t r = 0; r < rows; r++) {
+            const mr_fast_block *a = mr_block_of(x[r]);
+            mr_vec *s = &sum[half][r];
+            *s = mr_vec_fma(_mm512_cvtepi32_ps(dot[half][r]), mr_vec_mul(d, mr_vec_set(a->scale)),
+                            *s);
+            if (h.offsets) {
+                const float offset_sum =
+                    h.pairs ? a->scale * (float)-mr_minus_sum(h, span, x[r]) : a->offset_sum;
+                *s = mr_vec_fma(m, mr_vec_set(offset_sum), *s);
+            }
+        }
+    }
 }
 
 /* A tile of some rows from `x`; rows is a constant where this is expanded. */
@@ -149,7 +219,7 @@ MR_SIMD void mr_strip_tile(how h, uint32_t rows, const mr_fast_linear *job, cons
                            float *out)
 {
     const uint8_t *block = h.from == FROM_SCRATCH ? job->scratch : job->strip;
-    const size_t block_bytes = mr_block_bytes(h.from, h.offsets);
+    const size_t block_bytes = mr_block_bytes(h);
     const size_t row_bytes = job->k / MR_FAST_BLOCK * mr_fast_block_bytes(h.planes);
     mr_vec sum[HALVES][MAX_ROWS];
     const uint8_t *row[MAX_ROWS];
@@ -160,24 +230,12 @@ MR_SIMD void mr_strip_tile(how h, uint32_t rows, const mr_fast_linear *job, cons
         sum[1][r] = _mm512_setzero_ps();
     }
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
-        __m512i dot[HALVES][MAX_ROWS];
         if (h.from != FROM_SCRATCH) {
             mr_block_prefetch(block + AHEAD, block_bytes);
         }
-        mr_block_products(h, rows, block, row, dot);
-        const uint8_t *scales = block + HALVES * mr_code_bytes(h.from);
-#pragma GCC unroll 8
-        for (uint32_t half = 0; half < HALVES; half++) {
-            mr_vec d = mr_scale_load(h.from, scales, half);
-            mr_vec m = h.offsets ? mr_scale_load(h.from, scales, HALVES + half) : d;
-#pragma GCC unroll 8
-            for (uint32_t r = 0; r < rows; r++) {
-                const mr_fast_block *a = mr_block_of(row[r]);
-                mr_vec *s = &sum[half][r];
-                *s = mr_vec_fma(_mm512_cvtepi32_ps(dot[half][r]),
-                                mr_vec_mul(d, mr_vec_set(a->scale)), *s);
-                *s = h.offsets ? mr_vec_fma(m, mr_vec_set(a->offset_sum), *s) : *s;
-            }
+        mr_block_add(h, rows, 0, block, row, sum);
+        if (h.pairs) {
+            mr_block_add(h, rows, 1, block, row, sum);
         }
 #pragma GCC unroll 8
         for (uint32_t r = 0; r < rows; r++) {
@@ -237,11 +295,12 @@ MR_SIMD void mr_strip_rows(how h, const mr_fast_linear *job)
 MR_SIMD void mr_strip_unpack(const mr_fast_linear *job, bool offsets)
 {
     const __m512i nibble = _mm512_set1_epi8(0x0f);
-    const uint32_t numbers = HALVES * (offsets ? 2 : 1);
+    const how h = {.from = FROM_U4, .offsets = offsets};
+    const uint32_t numbers = mr_number_vectors(h);
     const uint8_t *from = job->strip;
     uint8_t *to = job->scratch;
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++) {
-        mr_block_prefetch(from + AHEAD, mr_block_bytes(FROM_U4, offsets));
+        mr_block_prefetch(from + AHEAD, mr_block_bytes(h));
 #pragma GCC unroll 8
         for (uint32_t w = 0; w < HALVES * WORDS / 2; w++, from += WORD_BYTES) {
             __m512i raw = _mm512_loadu_si512(from);
@@ -262,20 +321,36 @@ MR_SIMD void mr_strip_nibbles(bool offsets, uint32_t planes, const mr_fast_linea
 {
     if (job->rows >= UNPACK_ROWS) {
         mr_strip_unpack(job, offsets);
-        mr_strip_rows((how){FROM_SCRATCH, offsets, planes}, job);
+        mr_strip_rows((how){FROM_SCRATCH, offsets, false, planes}, job);
     } else {
-        mr_strip_rows((how){FROM_U4, offsets, planes}, job);
+        mr_strip_rows((how){FROM_U4, offsets, false, planes}, job);
     }
 }
 
 MR_SIMD void mr_strip_planes(uint32_t planes, const mr_fast_linear *job)
 {
-    if (job->layout == MR_FAST_U4_OFFSET) {
+    switch (job->layout) {
+    case MR_FAST_U4_OFFSET:
         mr_strip_nibbles(true, planes, job);
-    } else if (job->layout == MR_FAST_U4_CENTRED) {
+        break;
+    case MR_FAST_U4_CENTRED:
         mr_strip_nibbles(false, planes, job);
-    } else {
-        mr_strip_rows((how){FROM_U8, false, planes}, job);
+        break;
+    case MR_FAST_U8_OFFSET:
+        mr_strip_rows((how){FROM_U8, true, false, planes}, job);
+        break;
+    case MR_FAST_U4_PAIRS_OFFSET:
+        mr_strip_rows((how){FROM_U4, true, true, planes}, job);
+        break;
+    case MR_FAST_U4_PAIRS_CENTRED:
+        mr_strip_rows((how){FROM_U4, false, true, planes}, job);
+        break;
+    case MR_FAST_U8_PAIRS_CENTRED:
+        mr_strip_rows((how){FROM_U8, false, true, planes}, job);
+        break;
+    default:
+        mr_strip_rows((how){FROM_U8, false, false, planes}, job);
+        break;
     }
 }
 

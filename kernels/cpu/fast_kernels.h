@@ -18,7 +18,8 @@
 #include <stdint.h>
 
 #define MR_FAST_STRIP 32u  /* outputs a strip */
-#define MR_FAST_BLOCK 32u  /* inputs that share a scale */
+#define MR_FAST_BLOCK 32u  /* inputs of a block */
+#define MR_FAST_SPAN  16u  /* inputs that share a scale in the layouts with pairs of them */
 #define MR_FAST_LANES 16u  /* floats a vector of the templates has, on every instruction set */
 #define MR_FAST_GROUP 64u  /* keys that attention unpacks at a time */
 #define MR_FAST_SPLIT 256u /* keys after which attention starts a new partial result */
@@ -29,6 +30,7 @@
  *   float strip      [k][32 outputs] of the weight's own dtype
  *   quantised strip  [block] { codes of outputs 0 … 15, codes of 16 … 31,
  *                              f16 scales of the 32 outputs, f16 offsets of the 32 outputs }
+ *                              with pairs: of the first 16 inputs and then of the last 16, each
  *     u4 codes  [4 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c in its low and
  *               code 16 + 4i + c in its high nibble
  *     u8 codes  [8 words][16 outputs][4 bytes]: byte c of word i holds code 4i + c
@@ -38,14 +40,42 @@ typedef enum mr_fast_layout {
     MR_FAST_F32,
     MR_FAST_F16,
     MR_FAST_BF16,
-    MR_FAST_U4_OFFSET,  /* Q4_1 */
-    MR_FAST_U4_CENTRED, /* Q4_0: centre 8 */
-    MR_FAST_U8_CENTRED, /* Q8_0: centre 128 */
+    MR_FAST_U4_OFFSET,
+    MR_FAST_U4_CENTRED, /* centre 8 */
+    MR_FAST_U8_CENTRED, /* centre 128 */
+    MR_FAST_U8_OFFSET,
+    MR_FAST_U4_PAIRS_OFFSET,
+    MR_FAST_U4_PAIRS_CENTRED,
+    MR_FAST_U8_PAIRS_CENTRED,
 } mr_fast_layout;
 
 static inline bool mr_fast_is_quantised(uint32_t layout)
 {
     return layout >= MR_FAST_U4_OFFSET;
+}
+
+/* Of a quantised layout: u8 codes; offsets; two scales a block, for 16 inputs each. */
+static inline bool mr_fast_has_bytes(uint32_t layout)
+{
+    return layout == MR_FAST_U8_CENTRED || layout == MR_FAST_U8_OFFSET ||
+           layout == MR_FAST_U8_PAIRS_CENTRED;
+}
+
+static inline bool mr_fast_has_offsets(uint32_t layout)
+{
+    return layout == MR_FAST_U4_OFFSET || layout == MR_FAST_U8_OFFSET ||
+           layout == MR_FAST_U4_PAIRS_OFFSET;
+}
+
+static inline bool mr_fast_has_pairs(uint32_t layout)
+{
+    return layout >= MR_FAST_U4_PAIRS_OFFSET;
+}
+
+/* f16 numbers of an output in a block: scales, then offsets. */
+static inline uint32_t mr_fast_numbers(uint32_t layout)
+{
+    return (mr_fast_has_offsets(layout) ? 2u : 1u) * (mr_fast_has_pairs(layout) ? 2u : 1u);
 }
 
 /* 32 activations of one row: x ≈ scale · code. Codes of one plane are bytes, ±127; codes of two
@@ -55,9 +85,15 @@ typedef struct mr_fast_block {
     float scale;
     float offset_sum;  /* scale · Σ codes */
     int32_t minus_sum; /* −Σ codes */
-    uint32_t planes;   /* 1 or 2 */
+    int32_t minus_low; /* that of the first 16 alone */
     int8_t codes[];    /* [planes][32] */
 } mr_fast_block;
+
+/* −Σ codes of the first (span = 0) or last (1) 16. */
+static inline int32_t mr_fast_minus_span(const mr_fast_block *block, uint32_t span)
+{
+    return span == 0 ? block->minus_low : block->minus_sum - block->minus_low;
+}
 
 static inline size_t mr_fast_block_bytes(uint32_t planes)
 {

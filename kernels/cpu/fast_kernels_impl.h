@@ -109,7 +109,13 @@ MR_SIMD void mr_quantize_block(const float *x, uint32_t planes, mr_fast_block *o
     out->scale = nought ? 0.0f : magnitude / largest;
     out->offset_sum = out->scale * (float)sum;
     out->minus_sum = -sum;
-    out->planes = planes;
+    out->minus_low = 0;
+    for (uint32_t plane = 0; plane < planes; plane++) {
+        out->minus_low *= 256;
+        for (uint32_t i = 0; i < MR_FAST_SPAN; i++) {
+            out->minus_low -= out->codes[plane * MR_FAST_BLOCK + i];
+        }
+    }
 }
 
 static void mr_impl_quantize(const float *x, uint32_t count, uint32_t planes, uint8_t *out)

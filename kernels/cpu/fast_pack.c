@@ -2,21 +2,50 @@
 #include "kernels/cpu/fast_pack.h"
 
 #include "base/checked.h"
+#include "kernels/quant_block.h"
 
 #include <string.h>
 
 enum { U4_BYTES = 16, U8_BYTES = 32, HALF_CODES = 16, HALF_STRIP = 16 };
 
+/* How each type is packed. Codes are those of the file, or what they stand for where it has them
+ * from a table. Scales and offsets are exact in the types with 32 elements a block. Those of the
+ * larger blocks, in the file an f16 times a small integer, are rounded to f16: by 2^-11 of
+ * themselves at most, where the file has no more than eight bits for them. */
+static const mr_fast_layout layouts[MR_DTYPE_COUNT] = {
+    [MR_DTYPE_F32] = MR_FAST_F32,
+    [MR_DTYPE_F16] = MR_FAST_F16,
+    [MR_DTYPE_BF16] = MR_FAST_BF16,
+    [MR_DTYPE_Q8_0] = MR_FAST_U8_CENTRED,
+    [MR_DTYPE_Q4_0] = MR_FAST_U4_CENTRED,
+    [MR_DTYPE_Q4_1] = MR_FAST_U4_OFFSET,
+    [MR_DTYPE_Q5_0] = MR_FAST_U8_CENTRED,
+    [MR_DTYPE_Q5_1] = MR_FAST_U8_OFFSET,
+    [MR_DTYPE_Q2_K] = MR_FAST_U4_PAIRS_OFFSET,
+    [MR_DTYPE_Q3_K] = MR_FAST_U4_PAIRS_CENTRED,
+    [MR_DTYPE_Q4_K] = MR_FAST_U4_OFFSET,
+    [MR_DTYPE_Q5_K] = MR_FAST_U8_OFFSET,
+    [MR_DTYPE_Q6_K] = MR_FAST_U8_PAIRS_CENTRED,
+    [MR_DTYPE_IQ4_NL] = MR_FAST_U8_CENTRED,
+    [MR_DTYPE_IQ4_XS] = MR_FAST_U8_CENTRED,
+};
+
 /* Code bytes of one output's block. */
 static uint32_t code_bytes(uint32_t layout)
 {
-    return layout == MR_FAST_U8_CENTRED ? U8_BYTES : U4_BYTES;
+    return mr_fast_has_bytes(layout) ? U8_BYTES : U4_BYTES;
 }
 
-/* f16 numbers beside one output's block. */
-static uint32_t scale_count(uint32_t layout)
+/* Groups of inputs with a scale of their own in a block. */
+static uint32_t span_count(uint32_t layout)
 {
-    return layout == MR_FAST_U4_OFFSET ? 2 : 1;
+    return mr_fast_has_pairs(layout) ? 2 : 1;
+}
+
+/* What is added to a code to make it unsigned. */
+static int centre_of(uint32_t layout)
+{
+    return mr_fast_has_offsets(layout) ? 0 : mr_fast_has_bytes(layout) ? 128 : 8;
 }
 
 static uint32_t element_bytes(uint32_t layout)
@@ -27,7 +56,7 @@ static uint32_t element_bytes(uint32_t layout)
 /* Bytes of a block of all 32 outputs, and where its scales begin. */
 static size_t block_bytes(uint32_t layout)
 {
-    return (size_t)MR_FAST_STRIP * (code_bytes(layout) + 2 * scale_count(layout));
+    return (size_t)MR_FAST_STRIP * (code_bytes(layout) + 2 * mr_fast_numbers(layout));
 }
 
 static size_t scales_at(uint32_t layout)
@@ -52,31 +81,11 @@ size_t mr_fast_strip_bytes(uint32_t layout, uint32_t k)
 
 mr_status mr_fast_weight_layout(const mr_plan_weight *from, mr_cpu_weight *to, mr_error *err)
 {
-    switch (to->dtype) {
-    case MR_DTYPE_F32:
-        to->layout = MR_FAST_F32;
-        break;
-    case MR_DTYPE_F16:
-        to->layout = MR_FAST_F16;
-        break;
-    case MR_DTYPE_BF16:
-        to->layout = MR_FAST_BF16;
-        break;
-    case MR_DTYPE_Q8_0:
-        to->layout = MR_FAST_U8_CENTRED;
-        break;
-    case MR_DTYPE_Q4_0:
-        to->layout = MR_FAST_U4_CENTRED;
-        break;
-    case MR_DTYPE_Q4_1:
-        to->layout = MR_FAST_U4_OFFSET;
-        break;
-    default:
-        return mr_fail(err, MR_UNIMPLEMENTED,
-                       "weight %s: the CPU backend has no kernels for its type (%u); use "
-                       "compute=f32 or a file in F32, F16, BF16, Q8_0, Q4_0 or Q4_1",
-                       from->name, (unsigned)to->dtype);
+    if ((unsigned)to->dtype >= MR_DTYPE_COUNT) {
+        return mr_fail(err, MR_UNIMPLEMENTED, "weight %s: type %u is not known; use a file in %s",
+                       from->name, (unsigned)to->dtype, MR_DTYPE_NAMES);
     }
+    to->layout = layouts[to->dtype];
     uint64_t strips = ((uint64_t)to->n + MR_FAST_STRIP - 1) / MR_FAST_STRIP;
     if (!mr_mul_u64(strips, mr_fast_strip_bytes(to->layout, to->k), &to->bytes)) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "weight %s: %u x %u is too large", from->name,
@@ -98,34 +107,52 @@ static void pack_float_strip(const mr_plan_weight *from, const mr_cpu_weight *to
     }
 }
 
-/* One source block to output `i` of a strip's block: codes as words of 4 bytes, and the scales. */
-static void pack_block(uint32_t layout, const uint8_t *src, uint32_t i, uint8_t *block)
+/* 32 weights to output `i` of a strip's block: codes as words of 4 bytes, and the scales. */
+static void pack_group(uint32_t layout, const mr_quant_group *group, uint32_t i, uint8_t *block)
 {
-    uint8_t *scales = block + scales_at(layout);
-    for (uint32_t s = 0; s < scale_count(layout); s++, src += 2) {
-        memcpy(scales + 2 * (s * MR_FAST_STRIP + i), src, 2);
+    const int centre = centre_of(layout);
+    const uint32_t spans = span_count(layout);
+    for (uint32_t s = 0; s < mr_fast_numbers(layout); s++) {
+        const float number = s < spans ? group->scale[s] : -group->min[s - spans];
+        const uint16_t bits = mr_f32_to_f16(number);
+        memcpy(block + scales_at(layout) + 2 * (s * MR_FAST_STRIP + i), &bits, 2);
+    }
+    uint8_t codes[MR_FAST_BLOCK];
+    for (uint32_t j = 0; j < MR_FAST_BLOCK; j++) {
+        codes[j] = (uint8_t)(group->codes[j] + centre);
+    }
+    if (!mr_fast_has_bytes(layout)) {
+        for (uint32_t j = 0; j < HALF_CODES; j++) {
+            codes[j] = (uint8_t)(codes[j] | codes[HALF_CODES + j] << 4);
+        }
     }
     for (uint32_t w = 0; w < code_bytes(layout) / 4; w++) {
-        uint32_t word;
-        memcpy(&word, src + 4 * w, 4);
-        if (layout == MR_FAST_U8_CENTRED) {
-            word ^= 0x80808080u; /* two's complement to offset 128 */
+        memcpy(block + word_at(layout, w, i), codes + 4 * w, 4);
+    }
+}
+
+static void pack_quantised_row(const mr_cpu_weight *to, const uint8_t *src, uint32_t i,
+                               uint8_t *out)
+{
+    const mr_dtype_info *info = mr_dtype_info_get(to->dtype);
+    mr_quant_group groups[MR_QUANT_GROUPS_MAX];
+    for (uint32_t done = 0; done < to->k; done += info->block_elements, src += info->block_bytes) {
+        mr_quant_unpack(to->dtype, src, groups);
+        for (uint32_t g = 0; g < info->block_elements / MR_QUANT_GROUP; g++) {
+            pack_group(to->layout, &groups[g], i, out);
+            out += block_bytes(to->layout);
         }
-        memcpy(block + word_at(layout, w, i), &word, 4);
     }
 }
 
 static void pack_quantised_strip(const mr_plan_weight *from, const mr_cpu_weight *to,
                                  uint32_t strip, uint8_t *out)
 {
-    size_t blocks = to->k / MR_FAST_BLOCK;
-    size_t src_block = code_bytes(to->layout) + 2 * scale_count(to->layout);
+    const mr_dtype_info *info = mr_dtype_info_get(to->dtype);
+    const size_t row_bytes = (size_t)to->k / info->block_elements * info->block_bytes;
     for (uint32_t i = 0; i < MR_FAST_STRIP && strip * MR_FAST_STRIP + i < to->n; i++) {
-        size_t row = strip * MR_FAST_STRIP + i;
-        const uint8_t *src = (const uint8_t *)from->data + row * blocks * src_block;
-        for (size_t b = 0; b < blocks; b++) {
-            pack_block(to->layout, src + b * src_block, i, out + b * block_bytes(to->layout));
-        }
+        const size_t row = strip * MR_FAST_STRIP + i;
+        pack_quantised_row(to, (const uint8_t *)from->data + row * row_bytes, i, out);
     }
 }
 
@@ -174,7 +201,7 @@ static void read_codes(uint32_t layout, const uint8_t *block, uint32_t i,
     for (uint32_t w = 0; w < code_bytes(layout) / 4; w++) {
         const uint8_t *word = block + word_at(layout, w, i);
         for (uint32_t c = 0; c < 4; c++) {
-            if (layout == MR_FAST_U8_CENTRED) {
+            if (mr_fast_has_bytes(layout)) {
                 codes[4 * w + c] = word[c];
             } else {
                 codes[4 * w + c] = word[c] & 0x0f;
@@ -186,16 +213,20 @@ static void read_codes(uint32_t layout, const uint8_t *block, uint32_t i,
 
 static void quantised_row(const mr_cpu_weight *weight, const uint8_t *strip, uint32_t i, float *out)
 {
-    uint32_t layout = weight->layout;
-    int centre = layout == MR_FAST_U8_CENTRED ? 128 : layout == MR_FAST_U4_CENTRED ? 8 : 0;
+    const uint32_t layout = weight->layout;
+    const uint32_t spans = span_count(layout);
+    const int centre = centre_of(layout);
     uint8_t codes[MR_FAST_BLOCK];
     for (uint32_t b = 0; b < weight->k / MR_FAST_BLOCK; b++, strip += block_bytes(layout)) {
-        const uint8_t *scales = strip + scales_at(layout) + 2 * i;
-        float d = read_f16(scales);
-        float m = scale_count(layout) == 2 ? read_f16(scales + 2 * MR_FAST_STRIP) : 0.0f;
+        float numbers[2 * MR_FAST_BLOCK / MR_FAST_SPAN] = {0}; /* scales, then offsets or 0 */
+        for (uint32_t s = 0; s < mr_fast_numbers(layout); s++) {
+            numbers[s] = read_f16(strip + scales_at(layout) + 2 * (s * MR_FAST_STRIP + i));
+        }
         read_codes(layout, strip, i, codes);
         for (uint32_t j = 0; j < MR_FAST_BLOCK; j++) {
-            out[b * MR_FAST_BLOCK + j] = d * (float)(codes[j] - centre) + m;
+            const uint32_t span = j * spans / MR_FAST_BLOCK;
+            const float product = numbers[span] * (float)(codes[j] - centre);
+            out[b * MR_FAST_BLOCK + j] = product + numbers[spans + span];
         }
     }
 }

@@ -7,36 +7,17 @@
 
 enum { HALF = 16, WORD_BYTES = 64 };
 
-/* Σ u · x of one output's block; `codes` is at its first word, words are 64 bytes apart. */
-static int32_t dot_u4(const uint8_t *codes, const int8_t *x)
+/* Σ u · x of one output and of inputs [begin, end) of a block; `codes` is at its first word, words
+ * are 64 bytes apart. */
+static int32_t dot_codes(bool bytes, const uint8_t *codes, const int8_t *x, uint32_t begin,
+                         uint32_t end)
 {
     int32_t sum = 0;
-    for (uint32_t w = 0; w < MR_FAST_BLOCK / 8; w++, codes += WORD_BYTES) {
-        for (uint32_t c = 0; c < 4; c++) {
-            sum += (codes[c] & 0x0f) * x[4 * w + c];
-            sum += (codes[c] >> 4) * x[HALF + 4 * w + c];
-        }
-    }
-    return sum;
-}
-
-static int32_t dot_u8(const uint8_t *codes, const int8_t *x)
-{
-    int32_t sum = 0;
-    for (uint32_t w = 0; w < MR_FAST_BLOCK / 4; w++, codes += WORD_BYTES) {
-        for (uint32_t c = 0; c < 4; c++) {
-            sum += codes[c] * x[4 * w + c];
-        }
-    }
-    return sum;
-}
-
-static int32_t dot_planes(bool bytes, const uint8_t *codes, const mr_fast_block *x)
-{
-    int32_t sum = 0;
-    for (uint32_t plane = 0; plane < x->planes; plane++) {
-        const int8_t *part = x->codes + plane * MR_FAST_BLOCK;
-        sum = 256 * sum + (bytes ? dot_u8(codes, part) : dot_u4(codes, part));
+    for (uint32_t j = begin; j < end; j++) {
+        const uint32_t at = bytes ? j : j % HALF; /* two nibbles a byte: j and j + 16 */
+        const uint8_t byte = codes[at / 4 * WORD_BYTES + at % 4];
+        const int code = bytes ? byte : j < HALF ? byte & 0x0f : byte >> 4;
+        sum += code * x[j];
     }
     return sum;
 }
@@ -44,24 +25,32 @@ static int32_t dot_planes(bool bytes, const uint8_t *codes, const mr_fast_block 
 /* Output `i` of the strip for one row of activations. */
 static float output(const mr_fast_linear *job, uint32_t i, const uint8_t *row)
 {
-    const bool bytes = job->layout == MR_FAST_U8_CENTRED;
-    const bool offsets = job->layout == MR_FAST_U4_OFFSET;
-    const int32_t centre = bytes ? 128 : 8;
+    const bool bytes = mr_fast_has_bytes(job->layout);
+    const bool offsets = mr_fast_has_offsets(job->layout);
+    const uint32_t spans = mr_fast_has_pairs(job->layout) ? 2 : 1;
+    const uint32_t inputs = MR_FAST_BLOCK / spans;
     const size_t code_bytes = (size_t)MR_FAST_STRIP * MR_FAST_BLOCK / (bytes ? 1 : 2);
-    const size_t block_bytes = code_bytes + (offsets ? 4 : 2) * MR_FAST_STRIP;
+    const size_t block_bytes = code_bytes + 2 * mr_fast_numbers(job->layout) * MR_FAST_STRIP;
     const size_t first = i / HALF * (code_bytes / 2) + i % HALF * 4;
     const uint8_t *block = job->strip;
     float sum = 0.0f;
     for (uint32_t b = 0; b < job->k / MR_FAST_BLOCK; b++, block += block_bytes) {
         const mr_fast_block *x = (const mr_fast_block *)(const void *)row;
         const void *scales = block + code_bytes;
-        const uint16_t *half = scales;
-        const float d = mr_f16_to_f32(half[i]);
-        int32_t dot = dot_planes(bytes, block + first, x);
-        dot += offsets ? 0 : centre * x->minus_sum;
-        sum += (float)dot * (d * x->scale);
-        if (offsets) {
-            sum += mr_f16_to_f32(half[MR_FAST_STRIP + i]) * x->offset_sum;
+        const uint16_t *half = (const uint16_t *)scales + i;
+        for (uint32_t span = 0; span < spans; span++, half += MR_FAST_STRIP) {
+            const int32_t minus = spans == 1 ? x->minus_sum : mr_fast_minus_span(x, span);
+            int32_t dot = 0;
+            for (uint32_t plane = 0; plane < job->planes; plane++) {
+                dot = 256 * dot + dot_codes(bytes, block + first, x->codes + plane * MR_FAST_BLOCK,
+                                            span * inputs, (span + 1) * inputs);
+            }
+            dot += offsets ? 0 : (bytes ? 128 : 8) * minus;
+            sum += (float)dot * (mr_f16_to_f32(*half) * x->scale);
+            if (offsets) {
+                const float m = mr_f16_to_f32(half[spans * MR_FAST_STRIP]);
+                sum += m * (x->scale * (float)-minus);
+            }
         }
         row += mr_fast_block_bytes(job->planes);
     }

@@ -15,6 +15,7 @@ SCALARS = {U8: "B", I8: "b", U16: "H", I16: "h", U32: "I", I32: "i", F32: "f", B
 # Tensor types: number, elements a block, bytes a block.
 T_F32, T_F16, T_Q4_0, T_Q4_1, T_Q8_0, T_BF16 = (0, 1, 4), (1, 1, 2), (2, 32, 18), (3, 32, 20), \
     (8, 32, 34), (30, 1, 2)
+T_Q5_1, T_IQ4_NL = (7, 32, 24), (20, 32, 18)
 
 
 def string(text):
@@ -110,7 +111,8 @@ def seeds():
     yield "f32-tied", llama().bytes()
     yield "f16-untied-two-layers", llama(kind=T_F16, tied=False, layers=2).bytes()
     yield "bf16-v2", llama(kind=T_BF16, version=2).bytes()
-    for name, kind in [("q4_0", T_Q4_0), ("q4_1", T_Q4_1), ("q8_0", T_Q8_0)]:
+    for name, kind in [("q4_0", T_Q4_0), ("q4_1", T_Q4_1), ("q8_0", T_Q8_0), ("q5_1", T_Q5_1),
+                       ("iq4_nl", T_IQ4_NL)]:
         yield name, llama(width=32, ffn=32, kind=kind).bytes()
     yield "biases-aligned-64", llama(bias=True, alignment=64).bytes()
 

@@ -103,19 +103,26 @@ static void test_sizes(void **state)
     static const struct {
         mr_dtype dtype;
         const char *name;
-        uint64_t bytes; /* of 64 elements */
+        uint64_t bytes; /* of 256 elements */
     } cases[] = {
-        {MR_DTYPE_F32, "F32", 256},  {MR_DTYPE_F16, "F16", 128},  {MR_DTYPE_BF16, "BF16", 128},
-        {MR_DTYPE_Q8_0, "Q8_0", 68}, {MR_DTYPE_Q4_0, "Q4_0", 36}, {MR_DTYPE_Q4_1, "Q4_1", 40},
+        {MR_DTYPE_F32, "F32", 1024},      {MR_DTYPE_F16, "F16", 512},
+        {MR_DTYPE_BF16, "BF16", 512},     {MR_DTYPE_Q8_0, "Q8_0", 272},
+        {MR_DTYPE_Q4_0, "Q4_0", 144},     {MR_DTYPE_Q4_1, "Q4_1", 160},
+        {MR_DTYPE_Q5_0, "Q5_0", 176},     {MR_DTYPE_Q5_1, "Q5_1", 192},
+        {MR_DTYPE_Q2_K, "Q2_K", 84},      {MR_DTYPE_Q3_K, "Q3_K", 110},
+        {MR_DTYPE_Q4_K, "Q4_K", 144},     {MR_DTYPE_Q5_K, "Q5_K", 176},
+        {MR_DTYPE_Q6_K, "Q6_K", 210},     {MR_DTYPE_IQ4_NL, "IQ4_NL", 144},
+        {MR_DTYPE_IQ4_XS, "IQ4_XS", 136},
     };
     for (size_t i = 0; i < MR_DTYPE_COUNT; i++) {
         uint64_t bytes = 7;
         assert_string_equal(mr_dtype_info_get(cases[i].dtype)->name, cases[i].name);
-        assert_true(mr_dtype_row_bytes(cases[i].dtype, 64, &bytes));
+        assert_true(mr_dtype_row_bytes(cases[i].dtype, 256, &bytes));
         assert_int_equal(bytes, cases[i].bytes);
     }
     uint64_t bytes = 7;
     assert_false(mr_dtype_row_bytes(MR_DTYPE_Q4_1, 48, &bytes));
+    assert_false(mr_dtype_row_bytes(MR_DTYPE_IQ4_XS, 128, &bytes));
     assert_false(mr_dtype_row_bytes(MR_DTYPE_F32, UINT64_MAX / 2, &bytes));
     assert_int_equal(bytes, 7);
 }

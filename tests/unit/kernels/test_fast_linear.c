@@ -4,7 +4,10 @@
  * that rounding activations to int8 allows). */
 #include "kernels/cpu/fast_pack.h"
 
+#include "kernels/quant_block.h"
+
 #include "fast_tables.h"
+#include "random_blocks.h"
 #include "tiny_plan.h"
 
 #include <math.h>
@@ -21,25 +24,28 @@ typedef struct matrix {
     mr_plan_weight from;
     mr_cpu_weight packed;
     uint8_t *source;
-    float *exact; /* [n][k] */
+    float *exact;  /* [n][k] of the source */
+    float *stored; /* [n][k] of the packed form */
 } matrix;
 
+/* Blocks of any size and sign. */
 static void fill_source(mr_dtype dtype, uint8_t *to, uint64_t blocks, uint64_t *seed)
 {
-    const uint32_t bytes = mr_dtype_info_get(dtype)->block_bytes;
-    for (uint64_t b = 0; b < blocks; b++, to += bytes) {
-        for (uint32_t i = 0; i < bytes; i++) {
-            to[i] = (uint8_t)tiny_random(seed);
-        }
-        const float value = tiny_uniform(seed, -1.0f, 1.0f);
-        const uint16_t half = dtype == MR_DTYPE_BF16 ? mr_f32_to_bf16(value) : mr_f32_to_f16(value);
-        memcpy(to, &half, sizeof(half));
-        if (dtype == MR_DTYPE_F32) {
-            memcpy(to, &value, sizeof(value));
-        } else if (dtype == MR_DTYPE_Q4_1) {
-            const uint16_t offset = mr_f32_to_f16(tiny_uniform(seed, -8.0f, 1.0f));
-            memcpy(to + 2, &offset, sizeof(offset));
-        }
+    const mr_dtype_info *info = mr_dtype_info_get(dtype);
+    for (uint64_t b = 0; b < blocks; b++, to += info->block_bytes) {
+        random_blocks(dtype, to, info->block_elements, tiny_uniform(seed, -8.0f, 8.0f), seed);
+    }
+}
+
+/* After the source has changed. */
+static void matrix_pack(matrix *m)
+{
+    mr_dequantize(m->from.dtype, m->source, m->exact, (uint64_t)m->from.n * m->from.k);
+    memset(m->packed.data, 0, m->packed.bytes);
+    mr_fast_weight_pack(&m->from, &m->packed, 1, 2); /* the shares of two threads */
+    mr_fast_weight_pack(&m->from, &m->packed, 0, 2);
+    for (uint32_t i = 0; i < m->from.n; i++) {
+        mr_fast_weight_row(&m->packed, i, m->stored + (size_t)i * m->from.k);
     }
 }
 
@@ -53,24 +59,23 @@ static void matrix_create(mr_dtype dtype, uint32_t n, uint32_t k, matrix *out)
     out->source = malloc(row_bytes * n);
     out->exact = malloc(sizeof(float) * n * k);
     assert_non_null(out->source);
-    assert_non_null(out->exact);
+    out->stored = malloc(sizeof(float) * n * k);
+    assert_true(out->exact != NULL && out->stored != NULL);
     const uint64_t elements = (uint64_t)n * k;
     fill_source(dtype, out->source, elements / mr_dtype_info_get(dtype)->block_elements, &seed);
-    mr_dequantize(dtype, out->source, out->exact, elements);
     out->from.data = out->source;
     out->from.bytes = row_bytes * n;
     assert_int_equal(mr_fast_weight_layout(&out->from, &out->packed, NULL), MR_OK);
     out->packed.data = aligned_alloc(64, (out->packed.bytes + 63) / 64 * 64);
     assert_non_null(out->packed.data);
-    memset(out->packed.data, 0, out->packed.bytes);
-    mr_fast_weight_pack(&out->from, &out->packed, 1, 2); /* the shares of two threads */
-    mr_fast_weight_pack(&out->from, &out->packed, 0, 2);
+    matrix_pack(out);
 }
 
 static void matrix_destroy(matrix *m)
 {
     free(m->source);
     free(m->exact);
+    free(m->stored);
     free(m->packed.data);
 }
 
@@ -155,7 +160,7 @@ typedef struct expected {
 static expected expect(const matrix *m, const input *in, uint32_t row, uint32_t i)
 {
     const uint32_t k = m->packed.k;
-    const float *w = m->exact + (size_t)i * k;
+    const float *w = m->stored + (size_t)i * k;
     const float *x = in->x + (size_t)row * k;
     expected e = {.quantised = (double)in->bias[i], .exact = (double)in->bias[i]};
     double size = 16.0 * fabs((double)in->bias[i]);
@@ -212,24 +217,32 @@ static void test_linear_all_types_and_sizes(void **state)
 {
     (void)state;
     static const uint32_t outputs[] = {1, 16, 31, 32, 50, 96};
-    static const uint32_t inputs[] = {32, 96, 576, 21};
+    static const uint32_t inputs[2][4] = {{32, 96, 576, 21}, {256, 512, 768, 256}};
     fast_table tables[FAST_TABLES_MAX];
     const uint32_t count = fast_tables(tables);
     for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
         for (uint32_t s = 0; s < 24; s++) {
-            const uint32_t k = inputs[s % 4];
+            const uint32_t block = mr_dtype_info_get((mr_dtype)dtype)->block_elements;
+            const uint32_t k = inputs[block > BLOCK][s % 4];
             matrix m;
-            if (k % mr_dtype_info_get((mr_dtype)dtype)->block_elements != 0) {
+            if (k % block != 0) {
                 continue;
             }
             matrix_create((mr_dtype)dtype, outputs[s / 4], k, &m);
             for (uint32_t t = 0; t < count; t++) {
-                const uint32_t rows = k == 576 ? MAX_ROWS : 1 + (s * 7 + t) % MAX_ROWS;
+                const uint32_t rows = k >= 576 ? MAX_ROWS : 1 + (s * 7 + t) % MAX_ROWS;
                 check_product(&tables[t], &m, 1 + s % 2, rows);
             }
             matrix_destroy(&m);
         }
     }
+}
+
+/* `k`, or a block where that is more. */
+static uint32_t width_of(mr_dtype dtype, uint32_t k)
+{
+    const uint32_t block = mr_dtype_info_get(dtype)->block_elements;
+    return block > k ? block : k;
 }
 
 static void test_linear_every_row_count(void **state)
@@ -239,7 +252,7 @@ static void test_linear_every_row_count(void **state)
     const uint32_t count = fast_tables(tables);
     for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
         matrix m;
-        matrix_create((mr_dtype)dtype, 33, 64, &m);
+        matrix_create((mr_dtype)dtype, 33, width_of((mr_dtype)dtype, 64), &m);
         for (uint32_t rows = 1; rows <= MAX_ROWS; rows++) {
             for (uint32_t t = 0; t < count; t++) {
                 check_product(&tables[t], &m, 1, rows);
@@ -253,13 +266,14 @@ static void test_linear_every_row_count(void **state)
 /* The largest codes of both sides, of either sign: no partial sum may saturate. */
 static void check_extremes(const fast_table *table, const matrix *m, uint32_t planes)
 {
+    const uint32_t k = m->packed.k;
     input in;
     float out[32];
-    input_create(table->kernels, planes, 32, 64, &in);
-    for (uint32_t j = 0; j < 64; j++) {
-        in.x[j] = j < 32 ? 1.5f : -1.5f;
+    input_create(table->kernels, planes, 32, k, &in);
+    for (uint32_t j = 0; j < k; j++) {
+        in.x[j] = j < k / 2 ? 1.5f : -1.5f;
     }
-    table->kernels->quantize(in.x, 64, planes, in.quant);
+    table->kernels->quantize(in.x, k, planes, in.quant);
     multiply(table->kernels, m, &in, 0, 1, out);
     for (uint32_t i = 0; i < 32; i++) {
         const expected e = expect(m, &in, 0, i);
@@ -275,16 +289,12 @@ static void test_linear_extreme_codes(void **state)
     fast_table tables[FAST_TABLES_MAX];
     const uint32_t count = fast_tables(tables);
     for (int dtype = MR_DTYPE_Q8_0; dtype < MR_DTYPE_COUNT; dtype++) {
-        const uint32_t bytes = mr_dtype_info_get((mr_dtype)dtype)->block_bytes;
-        const uint32_t head = dtype == MR_DTYPE_Q4_1 ? 4 : 2;
         for (size_t pattern = 0; pattern < sizeof(codes); pattern++) {
+            const uint32_t k = width_of((mr_dtype)dtype, 64);
             matrix m;
-            matrix_create((mr_dtype)dtype, 32, 64, &m);
-            for (uint32_t b = 0; b < 64; b++) {
-                memset(m.source + b * bytes + head, codes[pattern], bytes - head);
-            }
-            mr_dequantize((mr_dtype)dtype, m.source, m.exact, 32 * 64);
-            mr_fast_weight_pack(&m.from, &m.packed, 0, 1);
+            matrix_create((mr_dtype)dtype, 32, k, &m);
+            uniform_blocks((mr_dtype)dtype, m.source, 32 * k, 4.0f, codes[pattern]);
+            matrix_pack(&m);
             for (uint32_t t = 0; t < count; t++) {
                 check_extremes(&tables[t], &m, 1);
                 check_extremes(&tables[t], &m, 2);
@@ -295,18 +305,22 @@ static void test_linear_extreme_codes(void **state)
 }
 
 /* Codes round to nearest, their largest is 127 or 127 · 256 + 127, and sums are theirs. */
-static void check_codes(const float *x, float magnitude, const mr_fast_block *block)
+static void check_codes(const float *x, float magnitude, uint32_t planes,
+                        const mr_fast_block *block)
 {
-    const float largest = block->planes == 1 ? 127.0f : 32639.0f;
+    const float largest = planes == 1 ? 127.0f : 32639.0f;
     int32_t sum = 0;
+    int32_t low = 0;
     assert_float_equal(block->scale, magnitude / largest, 0);
     for (uint32_t j = 0; j < BLOCK; j++) {
         int32_t code = block->codes[j];
-        code = block->planes == 1 ? code : 256 * code + block->codes[BLOCK + j];
+        code = planes == 1 ? code : 256 * code + block->codes[BLOCK + j];
         assert_int_equal(code, lrintf(x[j] * (largest / magnitude)));
         sum += code;
+        low += j < BLOCK / 2 ? code : 0;
     }
     assert_int_equal(block->minus_sum, -sum);
+    assert_int_equal(block->minus_low, -low);
     assert_float_equal(block->offset_sum, block->scale * (float)sum, 0);
 }
 
@@ -325,8 +339,8 @@ static void test_quantize_blocks(void **state)
         x[3 * BLOCK + 1] = NAN;
         x[4 * BLOCK + 1] = 0x1p-140f;
         tables[t / 2].kernels->quantize(x, 5 * BLOCK, in.planes, in.quant);
-        check_codes(x, 3.5f, block_at(&in, 0));
-        check_codes(x + BLOCK, 3.5f, block_at(&in, 1));
+        check_codes(x, 3.5f, in.planes, block_at(&in, 0));
+        check_codes(x + BLOCK, 3.5f, in.planes, block_at(&in, 1));
         assert_int_equal(block_at(&in, 0)->codes[5], 127);
         assert_true(block_at(&in, 2)->scale == 0.0f && block_at(&in, 2)->minus_sum == 0);
         assert_true(isnan(block_at(&in, 3)->scale));
@@ -335,18 +349,63 @@ static void test_quantize_blocks(void **state)
     }
 }
 
+/* How far packing may be from element `i` of a block: scale and minimum of the larger blocks are
+ * rounded to f16. */
+static float packing_error(mr_dtype dtype, const mr_quant_group *groups, uint32_t i)
+{
+    const mr_quant_group *group = &groups[i / BLOCK];
+    const uint32_t half = i % BLOCK / (BLOCK / 2);
+    if (mr_dtype_info_get(dtype)->block_elements == BLOCK) {
+        return 0.0f;
+    }
+    return 0x1.01p-11f *
+           (fabsf(group->scale[half] * (float)group->codes[i % BLOCK]) + fabsf(group->min[half]));
+}
+
+static void check_rows(const matrix *m)
+{
+    const mr_dtype_info *info = mr_dtype_info_get(m->from.dtype);
+    mr_quant_group groups[MR_QUANT_GROUPS_MAX];
+    for (uint32_t i = 0; i < m->from.n * m->from.k; i++) {
+        const uint32_t at = i % info->block_elements;
+        if (at == 0 && mr_dtype_is_quantised(m->from.dtype)) {
+            const size_t block = i / info->block_elements;
+            mr_quant_unpack(m->from.dtype, m->source + block * info->block_bytes, groups);
+        }
+        const float most =
+            mr_dtype_is_quantised(m->from.dtype) ? packing_error(m->from.dtype, groups, at) : 0.0f;
+        if (!(fabsf(m->stored[i] - m->exact[i]) <= most)) {
+            fail_msg("%s element %u: %g for %g +- %g", info->name, i, (double)m->stored[i],
+                     (double)m->exact[i], (double)most);
+        }
+    }
+}
+
 static void test_rows_read_back(void **state)
 {
     (void)state;
     for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
         matrix m;
-        float row[96];
-        matrix_create((mr_dtype)dtype, 50, 96, &m);
-        for (uint32_t i = 0; i < 50; i++) {
-            mr_fast_weight_row(&m.packed, i, row);
-            for (uint32_t j = 0; j < 96; j++) {
-                assert_true(row[j] == m.exact[i * 96 + j]);
-            }
+        matrix_create((mr_dtype)dtype, 50, width_of((mr_dtype)dtype, 96), &m);
+        check_rows(&m);
+        matrix_destroy(&m);
+    }
+}
+
+/* A scale that is no number, or too large for f16 once multiplied, never gives finite weights. */
+static void test_scales_out_of_range_stay_visible(void **state)
+{
+    (void)state;
+    static const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00, 0x7bff}; /* ±∞, NaN, 65504 */
+    for (size_t i = 0; i < sizeof(halves) / sizeof(halves[0]); i++) {
+        matrix m;
+        matrix_create(MR_DTYPE_Q4_K, 1, 256, &m);
+        memset(m.source, 0xff, 144); /* scales of 63, minima of 63, codes of 15 */
+        memcpy(m.source, &halves[i], sizeof(*halves));
+        memset(m.source + 2, 0, 2);
+        matrix_pack(&m);
+        for (uint32_t j = 0; j < 256; j++) {
+            assert_false(isfinite(m.stored[j]));
         }
         matrix_destroy(&m);
     }
@@ -370,6 +429,7 @@ int main(void)
         cmocka_unit_test(test_linear_extreme_codes),
         cmocka_unit_test(test_quantize_blocks),
         cmocka_unit_test(test_rows_read_back),
+        cmocka_unit_test(test_scales_out_of_range_stay_visible),
         cmocka_unit_test(test_unknown_type_is_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

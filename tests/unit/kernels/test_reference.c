@@ -111,8 +111,7 @@ static void test_matches_naive_every_dtype(void **state)
 {
     (void)state;
     for (mr_dtype dtype = MR_DTYPE_F32; dtype < MR_DTYPE_COUNT; dtype++) {
-        tiny_dims dims = tiny_dims_default();
-        dims.dtype = dtype;
+        const tiny_dims dims = tiny_dims_of(dtype);
         assert_true(distance_of(&dims, MR_DTYPE_F32) < 1e-5);
     }
 }

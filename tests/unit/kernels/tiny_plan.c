@@ -2,6 +2,7 @@
 #include "tiny_plan.h"
 
 #include "kernels/dtype.h"
+#include "random_blocks.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -45,46 +46,16 @@ tiny_dims tiny_dims_default(void)
     };
 }
 
-static void put_u16(uint8_t *to, uint16_t bits)
+tiny_dims tiny_dims_of(mr_dtype dtype)
 {
-    to[0] = (uint8_t)bits;
-    to[1] = (uint8_t)(bits >> 8);
-}
-
-/* Values of about ±`amplitude` in `dtype`. */
-static void fill(mr_dtype dtype, uint8_t *to, uint64_t elements, float amplitude, uint64_t *state)
-{
-    const mr_dtype_info *info = mr_dtype_info_get(dtype);
-    for (uint64_t b = 0; b < elements / info->block_elements; b++, to += info->block_bytes) {
-        const float value = tiny_uniform(state, -amplitude, amplitude);
-        const float size = tiny_uniform(state, amplitude / 2, amplitude);
-        for (uint32_t i = 0; i < info->block_bytes; i++) {
-            to[i] = (uint8_t)tiny_random(state);
-        }
-        switch (dtype) {
-        case MR_DTYPE_F32:
-            memcpy(to, &value, sizeof(value));
-            break;
-        case MR_DTYPE_F16:
-            put_u16(to, mr_f32_to_f16(value));
-            break;
-        case MR_DTYPE_BF16:
-            put_u16(to, mr_f32_to_bf16(value));
-            break;
-        case MR_DTYPE_Q8_0:
-            put_u16(to, mr_f32_to_f16(size / 127.0f));
-            break;
-        case MR_DTYPE_Q4_0:
-            put_u16(to, mr_f32_to_f16(size / 8.0f));
-            break;
-        case MR_DTYPE_Q4_1:
-            put_u16(to, mr_f32_to_f16(2.0f * size / 15.0f));
-            put_u16(to + 2, mr_f32_to_f16(-size));
-            break;
-        case MR_DTYPE_COUNT:
-            break;
-        }
+    tiny_dims dims = tiny_dims_default();
+    dims.dtype = dtype;
+    if (mr_dtype_info_get(dtype)->block_elements > 32) {
+        dims.width = 256;
+        dims.head_width = 64;
+        dims.ffn = 256;
     }
+    return dims;
 }
 
 typedef struct builder {
@@ -101,7 +72,7 @@ static mr_weight_id matrix(builder *b, const char *name, mr_dtype dtype, uint32_
     bytes *= n;
     void *data = malloc(bytes);
     assert_non_null(data);
-    fill(dtype, data, (uint64_t)n * k, 1.7f / sqrtf((float)k), &b->state);
+    random_blocks(dtype, data, (uint64_t)n * k, 1.7f / sqrtf((float)k), &b->state);
     mr_plan_weight weight = {.dtype = dtype, .n = n, .k = k, .data = data, .bytes = bytes};
     (void)snprintf(weight.name, sizeof(weight.name), "%s.%u", name, tiny->plan->n_weights);
     mr_weight_id id = 0;

@@ -29,6 +29,7 @@ enum {
     GGML_Q4_1 = 3,
     GGML_Q8_0 = 8,
     GGML_Q6_K = 14,
+    GGML_IQ2_XXS = 16,
     GGML_BF16 = 30,
 };
 

@@ -340,7 +340,7 @@ static void refused_dims(gguf_writer *w, uint32_t n_dims, const uint64_t *dims, 
     for (int i = 0; i < 8; i++) {
         gguf_put_u64(&w->data, 0);
     }
-    refused(w, type == GGML_Q6_K ? MR_UNIMPLEMENTED : MR_DATA_LOSS, text);
+    refused(w, type == GGML_IQ2_XXS ? MR_UNIMPLEMENTED : MR_DATA_LOSS, text);
     gguf_writer_deinit(w);
     gguf_writer_init(w);
 }
@@ -382,11 +382,40 @@ static void test_F3_zero_dimension(void **state)
 static void test_refuses_partial_blocks(void **state)
 {
     refused_dims(*state, 2, (const uint64_t[]){33, 1}, GGML_Q4_0, "not a whole number of Q4_0");
+    refused_dims(*state, 2, (const uint64_t[]){576, 1}, GGML_Q6_K, "not a whole number of Q6_K");
+}
+
+static void test_reads_every_supported_type(void **state)
+{
+    /* Numbers and sizes of 512 elements as ggml defines them. */
+    static const struct {
+        uint32_t number;
+        mr_dtype dtype;
+        uint64_t bytes;
+    } cases[] = {
+        {0, MR_DTYPE_F32, 2048},    {1, MR_DTYPE_F16, 1024},    {2, MR_DTYPE_Q4_0, 288},
+        {3, MR_DTYPE_Q4_1, 320},    {6, MR_DTYPE_Q5_0, 352},    {7, MR_DTYPE_Q5_1, 384},
+        {8, MR_DTYPE_Q8_0, 544},    {10, MR_DTYPE_Q2_K, 168},   {11, MR_DTYPE_Q3_K, 220},
+        {12, MR_DTYPE_Q4_K, 288},   {13, MR_DTYPE_Q5_K, 352},   {14, MR_DTYPE_Q6_K, 420},
+        {20, MR_DTYPE_IQ4_NL, 288}, {23, MR_DTYPE_IQ4_XS, 272}, {30, MR_DTYPE_BF16, 1024},
+    };
+    assert_int_equal(sizeof(cases) / sizeof(cases[0]), MR_DTYPE_COUNT);
+    gguf_writer *w = *state;
+    for (size_t i = 0; i < MR_DTYPE_COUNT; i++) {
+        gguf_tensor(w, "t", 1, 512, cases[i].number, (size_t)cases[i].bytes);
+        mr_gguf *gguf = accepted(w);
+        const mr_model_tensor *tensor = mr_tensor_table_find(mr_gguf_tensors(gguf), "t");
+        assert_int_equal(tensor->dtype, cases[i].dtype);
+        assert_int_equal(tensor->bytes, cases[i].bytes);
+        mr_gguf_destroy(gguf);
+        gguf_writer_deinit(w);
+        gguf_writer_init(w);
+    }
 }
 
 static void test_names_unsupported_tensor_types(void **state)
 {
-    refused_dims(*state, 1, (const uint64_t[]){256}, GGML_Q6_K, "has type Q6_K");
+    refused_dims(*state, 1, (const uint64_t[]){256}, GGML_IQ2_XXS, "has type IQ2_XXS");
     gguf_writer *w = *state;
     gguf_tensor(w, "t", 0, 1, 1234, 4);
     refused(w, MR_UNIMPLEMENTED, "type number 1234");
@@ -499,6 +528,7 @@ int main(void)
         CASE(test_F2_products_overflow),
         CASE(test_F3_zero_dimension),
         CASE(test_refuses_partial_blocks),
+        CASE(test_reads_every_supported_type),
         CASE(test_names_unsupported_tensor_types),
         CASE(test_F2_tensor_ranges),
         CASE(test_refuses_overlapping_tensors),
