@@ -3,7 +3,6 @@
 #include "base/cpu.h"
 #include "service/bench.h"
 #include "service/commands.h"
-#include "service/generation.h"
 #include "service/jsonl.h"
 
 #include <inttypes.h>
@@ -197,14 +196,14 @@ int mr_cmd_bench(int argc, char **argv)
         return bench_offline(argc - 1, argv + 1);
     }
     if (argc > 1 && strcmp(argv[1], "serve") == 0) {
-        mr_error err;
-        (void)mr_unsupported_fail(MR_SURFACE_CLI, "bench serve", &err);
-        return mr_cli_fail(MR_EXIT_USAGE, &err);
+        return mr_cmd_bench_serve(argc - 1, argv + 1);
     }
     if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        puts("usage: millrace bench offline --model PATH [OPTION]...\n\n"
-             "millrace bench offline --help says more.");
+        puts("usage: millrace bench offline --model PATH [OPTION]...    a model on this machine\n"
+             "       millrace bench serve --server HOST:PORT [OPTION]...  a running server\n\n"
+             "millrace bench offline --help and millrace bench serve --help say more.");
         return MR_EXIT_OK;
     }
-    return mr_cli_fail_usage("bench: say what to measure: millrace bench offline --model PATH");
+    return mr_cli_fail_usage("bench: say what to measure: millrace bench offline --model PATH, or "
+                             "millrace bench serve --server HOST:PORT");
 }
