@@ -29,13 +29,20 @@ int mr_cli_fail_usage(const char *fmt, ...)
     return mr_cli_fail(MR_EXIT_USAGE, &err);
 }
 
+int mr_cli_fail_server(const char *server)
+{
+    return mr_cli_fail_usage("--server %s: write HOST:PORT, like 127.0.0.1:8001, without http://",
+                             server);
+}
+
 int mr_cli_finish_output(int exit_status)
 {
-    if (fflush(stdout) == 0 && ferror(stdout) == 0) {
-        return exit_status;
+    if ((fflush(stdout) == 0 && ferror(stdout) == 0) || exit_status != MR_EXIT_OK) {
+        return exit_status; /* whatever failed has said so */
     }
-    fprintf(stderr, "millrace: standard output: %s\n", strerror(errno));
-    return exit_status == MR_EXIT_OK ? MR_EXIT_FAILED : exit_status;
+    fprintf(stderr, "millrace: standard output: %s; free space there, or write elsewhere\n",
+            strerror(errno));
+    return MR_EXIT_FAILED;
 }
 
 static void print_config_line(void *ctx, const char *text)
@@ -201,6 +208,11 @@ static bool read_option(const mr_cli_command *command, int argc, char **argv, in
 
 static bool take_operand(const mr_cli_command *command, const char *text, mr_cli_texts *operands)
 {
+    if (command->max_operands == 0 && find_option(command, "model") != NULL) {
+        (void)mr_cli_fail_usage("%s: unexpected argument \"%s\"; is it the model? Write --model %s",
+                                command->name, text, text);
+        return false;
+    }
     if (operands->count == command->max_operands) {
         (void)mr_cli_fail_usage("%s: unexpected argument \"%s\"; usage: millrace %s %s",
                                 command->name, text, command->name, command->usage);
@@ -227,8 +239,9 @@ mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv
                 return MR_CLI_BAD;
             }
         } else if (!options_end && word[0] == '-' && word[1] != '\0') {
-            (void)mr_cli_fail_usage("unknown option %s; millrace %s --help lists them", word,
-                                    command->name);
+            (void)mr_cli_fail_usage("unknown option %s; options are whole words after two dashes, "
+                                    "millrace %s --help lists them",
+                                    word, command->name);
             return MR_CLI_BAD;
         } else if (!take_operand(command, word, operands)) {
             return MR_CLI_BAD;

@@ -93,6 +93,8 @@ MR_MUST_USE mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *c
 /* Prints "millrace: message" on standard error; gives `exit_status` back. */
 int mr_cli_fail(int exit_status, const mr_error *err);
 int mr_cli_fail_usage(const char *fmt, ...) MR_PRINTF(1, 2);
+/* Of a --server that is no HOST:PORT. */
+int mr_cli_fail_server(const char *server);
 
 /* Flushes standard output; a failed write (disk full, reader gone) is an error like any other. */
 int mr_cli_finish_output(int exit_status);

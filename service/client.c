@@ -252,6 +252,38 @@ static uint32_t retry_after_ms(const grpc_metadata_array *trailing)
     return 0;
 }
 
+/* What gRPC says of a failure that is not the served model's own, in words that help. */
+static void explain(const char *target, mr_status status, const char *details, mr_error *err)
+{
+    const bool elsewhere = details[0] == '\0' || strcasestr(details, "method not found") != NULL ||
+                           strstr(details, "unknown service") != NULL;
+    if (status == MR_UNAVAILABLE && strstr(details, "Connection refused") != NULL) {
+        (void)mr_fail(err, status,
+                      "%s: nothing listens there (connection refused); start millrace serve, or "
+                      "give the address that it printed",
+                      target);
+    } else if (status == MR_UNAVAILABLE && strstr(details, "HTTP/2") != NULL) {
+        (void)mr_fail(err, status,
+                      "%s: what answers there does not speak plaintext gRPC; give the address "
+                      "that millrace serve printed",
+                      target);
+    } else if (status == MR_UNAVAILABLE && strstr(details, "DNS resolution") != NULL) {
+        (void)mr_fail(err, status, "%s: no such host name; check its spelling", target);
+    } else if (status == MR_UNAVAILABLE) {
+        (void)mr_fail(err, status, "%s: %s", target, details);
+    } else if (status == MR_UNIMPLEMENTED && elsewhere) {
+        (void)mr_fail(err, status,
+                      "%s: a gRPC server, but none of millrace.v1; give the address that millrace "
+                      "serve printed",
+                      target);
+    } else if (status == MR_DEADLINE_EXCEEDED) {
+        (void)mr_fail(err, status, "%s: the request was not done by its deadline; allow more time",
+                      target);
+    } else {
+        (void)mr_fail(err, status, "%s", details);
+    }
+}
+
 static mr_status outcome(const exchange *x, mr_error *err)
 {
     if (x->failure.status != MR_OK) {
@@ -271,11 +303,7 @@ static mr_status outcome(const exchange *x, mr_error *err)
         status = MR_UNKNOWN;
     }
     char *details = grpc_slice_to_c_string(x->details);
-    if (status == MR_UNAVAILABLE) {
-        (void)mr_fail(err, status, "%s: %s", x->client->target, details);
-    } else {
-        (void)mr_fail(err, status, "%s", details);
-    }
+    explain(x->client->target, status, details, err);
     gpr_free(details);
     if (err != NULL) {
         err->retry_after_ms = retry_after_ms(&x->trailing);

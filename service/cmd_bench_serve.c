@@ -2,6 +2,7 @@
 #include "base/clock.h"
 #include "service/commands.h"
 #include "service/jsonl.h"
+#include "service/listen.h"
 #include "service/load_run.h"
 #include "service/progress.h"
 
@@ -227,6 +228,9 @@ static int check(const serve_options *o)
 {
     if (o->server == NULL) {
         return mr_cli_fail_usage("bench serve: --server HOST:PORT is missing");
+    }
+    if (!mr_address_valid(o->server)) {
+        return mr_cli_fail_server(o->server);
     }
     if (o->has_concurrency && o->has_rate) {
         return mr_cli_fail_usage("bench serve: give --concurrency (a closed loop) or --rate (an "

@@ -18,8 +18,10 @@ typedef struct score_options {
 static mr_status ids_from_json(const mr_file_map *map, mr_ids *ids, mr_error *err)
 {
     json_t *object;
-    MR_TRY(
-        mr_jsonl_parse(map->data == NULL ? "" : (const char *)map->data, map->size, &object, err));
+    const char *text = map->data == NULL ? "" : (const char *)map->data;
+    if (mr_jsonl_parse(text, map->size, &object, err) != MR_OK) {
+        return mr_fail_context(err, "--ids takes a file of {\"ids\": [1, 2, …]}");
+    }
     const mr_status status = mr_jsonl_ids(json_object_get(object, "ids"), "ids", ids, err);
     json_decref(object);
     return status;

@@ -124,7 +124,8 @@ int mr_cmd_serve(int argc, char **argv)
     const mr_server_options server_options = {.listen = listen};
     mr_server *server;
     if (mr_server_start(&server_options, &server, &err) != MR_OK) {
-        return mr_cli_fail(MR_EXIT_FAILED, &err);
+        return mr_cli_fail(err.status == MR_INVALID_ARGUMENT ? MR_EXIT_USAGE : MR_EXIT_FAILED,
+                           &err);
     }
     return serve(server, listen, model.path, &config, &signals);
 }

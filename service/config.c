@@ -296,6 +296,14 @@ mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err
     return status;
 }
 
+void mr_config_variable(const char *key, char *out, size_t bytes)
+{
+    const int length = snprintf(out, bytes, ENV_PREFIX "%s", key);
+    for (int i = 0; i < length && out[i] != '\0'; i++) {
+        out[i] = out[i] == '.' ? '_' : (char)toupper((unsigned char)out[i]);
+    }
+}
+
 /* True iff `key` is spelled `variable` in the environment (prefix cut off). */
 static bool matches_variable(const char *key, const char *variable, size_t length)
 {
@@ -328,10 +336,11 @@ static mr_status check_slip(const char *variable, size_t length, mr_error *err)
     if (nearest.best == NULL || nearest.distance > 2) {
         return MR_OK;
     }
+    char known[NAME_BYTES];
+    mr_config_variable(nearest.best, known, sizeof(known));
     return mr_fail_field(err, MR_INVALID_ARGUMENT, nearest.best,
-                         "unknown configuration variable " ENV_PREFIX "%.*s; did you mean the one "
-                         "for %s?",
-                         (int)length, variable, nearest.best);
+                         "unknown configuration variable " ENV_PREFIX "%.*s; did you mean %s?",
+                         (int)length, variable, known);
 }
 
 static mr_status apply_variable(mr_config *config, const char *variable, mr_error *err)

@@ -14,4 +14,7 @@ MR_MUST_USE mr_status mr_config_set_key(mr_config *config, const char *name, con
 int mr_config_key_index(const char *name);
 MR_MUST_USE mr_status mr_config_apply_environment(mr_config *config, mr_error *err);
 
+/* The name of a key in the environment. */
+void mr_config_variable(const char *key, char *out, size_t bytes);
+
 #endif

@@ -6,17 +6,19 @@
 #include <stdio.h>
 #include <string.h>
 
-static const struct {
+typedef struct command {
     const char *name;
     int (*run)(int argc, char **argv);
     const char *about;
-} commands[] = {
+} command;
+
+static const command commands[] = {
     {"serve", mr_cmd_serve, "serve a model over gRPC"},
     {"generate", mr_cmd_generate, "generate text, here or on a server; batches of JSON lines"},
     {"tokenize", mr_cmd_tokenize, "text to token ids, and back"},
     {"score", mr_cmd_score, "perplexity of a text"},
     {"inspect", mr_cmd_inspect, "what a model file holds"},
-    {"bench", mr_cmd_bench, "measure throughput"},
+    {"bench", mr_cmd_bench, "measure a model on this machine, or a running server"},
 };
 
 #define COMMAND_COUNT (sizeof(commands) / sizeof(commands[0]))
@@ -32,6 +34,11 @@ static void print_help(void)
 
 static int fail_unknown(const char *name)
 {
+    if (name[0] == '-') {
+        return mr_cli_fail_usage("unknown option %s; the command comes first, such as millrace "
+                                 "serve, and millrace --help lists them",
+                                 name);
+    }
     if (mr_unsupported_find(MR_SURFACE_CLI, name) != NULL) {
         mr_error err;
         (void)mr_unsupported_fail(MR_SURFACE_CLI, name, &err);
@@ -48,6 +55,32 @@ static int fail_unknown(const char *name)
     return mr_cli_fail_usage("unknown command %s; did you mean %s?", name, nearest.best);
 }
 
+static const command *find_command(const char *name)
+{
+    for (size_t i = 0; i < COMMAND_COUNT; i++) {
+        if (strcmp(name, commands[i].name) == 0) {
+            return &commands[i];
+        }
+    }
+    return NULL;
+}
+
+/* "millrace help COMMAND…" is "millrace COMMAND… --help". */
+static int run_help(int argc, char **argv)
+{
+    if (argc < 3) {
+        print_help();
+        return MR_EXIT_OK;
+    }
+    const command *found = find_command(argv[2]);
+    if (found == NULL) {
+        return fail_unknown(argv[2]);
+    }
+    char help[] = "--help";
+    char *words[] = {argv[2], argc > 3 ? argv[3] : help, help, NULL};
+    return found->run(3, words);
+}
+
 int main(int argc, char **argv)
 {
     if (argc < 2) {
@@ -61,10 +94,10 @@ int main(int argc, char **argv)
         puts("millrace " MR_VERSION);
         return mr_cli_finish_output(MR_EXIT_OK);
     }
-    for (size_t i = 0; i < COMMAND_COUNT; i++) {
-        if (strcmp(argv[1], commands[i].name) == 0) {
-            return mr_cli_finish_output(commands[i].run(argc - 1, argv + 1));
-        }
+    if (strcmp(argv[1], "help") == 0) {
+        return mr_cli_finish_output(run_help(argc, argv));
     }
-    return fail_unknown(argv[1]);
+    const command *found = find_command(argv[1]);
+    return found != NULL ? mr_cli_finish_output(found->run(argc - 1, argv + 1))
+                         : fail_unknown(argv[1]);
 }
