@@ -80,7 +80,10 @@ typedef struct mr_cli_model {
 
 #define MR_CLI_MODEL_OPTIONS(model)                                                                \
     {"model", MR_CLI_TEXT, &(model)->path, NULL, "PATH", "the model, a GGUF file"},                \
-        {"config", MR_CLI_TEXT, &(model)->config_path, NULL, "FILE", "configuration, YAML"},       \
+        MR_CLI_CONFIG_OPTIONS(model)
+
+#define MR_CLI_CONFIG_OPTIONS(model)                                                               \
+    {"config", MR_CLI_TEXT, &(model)->config_path, NULL, "FILE", "configuration, YAML"},           \
     {                                                                                              \
         "set", MR_CLI_TEXTS, &(model)->sets, NULL, "KEY=VALUE",                                    \
             "one setting; may be given again and again"                                            \

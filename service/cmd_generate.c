@@ -128,7 +128,9 @@ static int generate_here(const generate_options *options, mr_bytes prompt)
     if (mr_generation_check(&options->ask, MR_SURFACE_CLI, &params, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    config.max_batch_size = 1; /* nothing else runs: the KV cache need not be larger */
+    if (!mr_config_given(&config, "max_batch_size")) {
+        config.max_batch_size = 1; /* nothing else runs: the KV cache need not be larger */
+    }
     mr_runtime_options open = {.model_path = options->model.path, .with_engine = true};
     mr_runtime *runtime;
     int status = mr_command_open_runtime(&config, &open, &runtime);

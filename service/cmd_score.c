@@ -136,7 +136,9 @@ static int run(const score_options *options)
     if (mr_cli_load_config(&options->model, &config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    config.max_batch_size = 1; /* one text: the KV cache need not be larger */
+    if (!mr_config_given(&config, "max_batch_size")) {
+        config.max_batch_size = 1; /* one text: the KV cache need not be larger */
+    }
     mr_runtime_options open = {.model_path = options->model.path, .score_rows = true};
     mr_runtime *runtime;
     const int opened = mr_command_open_runtime(&config, &open, &runtime);

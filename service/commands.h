@@ -14,6 +14,7 @@ int mr_cmd_generate(int argc, char **argv);
 int mr_cmd_tokenize(int argc, char **argv);
 int mr_cmd_score(int argc, char **argv);
 int mr_cmd_inspect(int argc, char **argv);
+int mr_cmd_config(int argc, char **argv);
 int mr_cmd_bench(int argc, char **argv);
 int mr_cmd_bench_serve(int argc, char **argv);
 

@@ -18,6 +18,7 @@ static const command commands[] = {
     {"tokenize", mr_cmd_tokenize, "text to token ids, and back"},
     {"score", mr_cmd_score, "perplexity of a text"},
     {"inspect", mr_cmd_inspect, "what a model file holds"},
+    {"config", mr_cmd_config, "check settings, and list them"},
     {"bench", mr_cmd_bench, "measure a model on this machine, or a running server"},
 };
 
