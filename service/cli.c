@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/cli.h"
 
+#include "base/log.h"
 #include "service/generation.h"
 #include "service/nearest.h"
 
@@ -250,6 +251,19 @@ mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv
     return MR_CLI_RUN;
 }
 
+/* The bounds of the two keys are the names here. */
+static void apply_log(const mr_config *config)
+{
+    static const char *const levels[] = {"debug", "info", "warn", "error"};
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(config->log_level, levels[i]) == 0) {
+            mr_log_set_level((mr_log_level)i);
+        }
+    }
+    const bool json = strcmp(config->log_format, "json") == 0;
+    mr_log_set_format(json ? MR_LOG_JSON : MR_LOG_LOGFMT);
+}
+
 mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *config, mr_error *err)
 {
     MR_TRY(mr_config_init(config, err));
@@ -259,5 +273,6 @@ mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *config, mr_er
     for (size_t i = 0; i < model->sets.count; i++) {
         MR_TRY(mr_config_set(config, model->sets.items[i], err));
     }
+    apply_log(config);
     return MR_OK;
 }

@@ -44,10 +44,12 @@ static void log_ready(const mr_runtime *runtime, const char *listen, int port, u
 {
     const mr_backend_info *backend = mr_runtime_backend(runtime);
     const mr_config *config = mr_runtime_config(runtime);
+    char name[264];
     mr_log(MR_LOG_INFO, "serve", "ready",
-           "address=\"%.*s:%d\" model=\"%s\" backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
+           "address=\"%.*s:%d\" model=%s backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
            " kv_blocks=%" PRIu32 " load_ms=%" PRIu64,
-           host_length(listen), listen, port, mr_runtime_model_name(runtime), backend->name,
+           host_length(listen), listen, port,
+           mr_log_quote(mr_runtime_model_name(runtime), name, sizeof(name)), backend->name,
            backend->threads, config->max_seq_length, mr_runtime_exec_options(runtime)->n_blocks - 1,
            (uint64_t)(load_ns / MR_NS_PER_MS));
 }
@@ -84,6 +86,7 @@ static int serve(mr_server *server, const char *listen, const char *path, mr_con
     mr_server_shutdown(server, SHUTDOWN_WAIT_MS);
     mr_server_destroy(server);
     mr_runtime_close(runtime);
+    mr_log_flush();
     return status;
 }
 

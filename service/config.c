@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config.h"
 
+#include "base/log.h"
 #include "service/config_internal.h"
 #include "service/generation.h"
 #include "service/nearest.h"
@@ -445,7 +446,9 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
         const char *gap = i == 0 ? "" : " ";
         if (key->kind == KEY_TEXT) {
             const char *text = (const char *)config + key->offset;
-            MR_TRY(mr_buffer_printf(out, "%s%s=\"%s\"", gap, key->name, text));
+            char quoted[2 * sizeof(config->served_model_name) + 3];
+            MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
+                                    mr_log_quote(text, quoted, sizeof(quoted))));
         } else if (key->kind == KEY_FIXED) {
             const int first = (int)strcspn(key->choices, "|");
             MR_TRY(mr_buffer_printf(out, "%s%s=%.*s", gap, key->name, first, key->choices));
