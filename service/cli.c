@@ -51,6 +51,19 @@ static void print_config_line(void *ctx, const char *text)
     fprintf(ctx, "  %s\n", text);
 }
 
+static void print_lines(const char *title, const char *lines)
+{
+    if (lines == NULL) {
+        return;
+    }
+    printf("\n%s:\n", title);
+    for (const char *at = lines; *at != '\0';) {
+        const size_t length = strcspn(at, "\n");
+        printf("  %.*s\n", (int)length, at);
+        at += length + (at[length] == '\n' ? 1 : 0);
+    }
+}
+
 static void print_help(const mr_cli_command *command)
 {
     printf("usage: millrace %s %s\n\n%s\n\noptions:\n", command->name, command->usage,
@@ -63,6 +76,8 @@ static void print_help(const mr_cli_command *command)
         printf("  %-24s %s\n", left, option->help);
     }
     printf("  %-24s %s\n", "--help", "this text");
+    print_lines("examples", command->examples);
+    print_lines("common mistakes", command->mistakes);
     if (command->shows_config) {
         printf("\nsettings (--set KEY=VALUE, a line of --config, or MILLRACE_KEY in the "
                "environment):\n");
@@ -223,10 +238,23 @@ static bool take_operand(const mr_cli_command *command, const char *text, mr_cli
     return true;
 }
 
+static mr_cli_visit_fn visitor;
+static void *visitor_ctx;
+
+void mr_cli_set_visitor(mr_cli_visit_fn visit, void *ctx)
+{
+    visitor = visit;
+    visitor_ctx = ctx;
+}
+
 mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv,
                             mr_cli_texts *operands)
 {
     operands->count = 0;
+    if (visitor != NULL) {
+        visitor(visitor_ctx, command);
+        return MR_CLI_HELPED;
+    }
     bool options_end = false;
     for (int at = 1; at < argc; at++) {
         const char *word = argv[at];

@@ -58,7 +58,9 @@ typedef struct mr_cli_command {
     const mr_cli_option *options;
     size_t n_options;
     size_t max_operands;
-    bool shows_config; /* help lists the configuration keys */
+    bool shows_config;    /* help lists the configuration keys */
+    const char *examples; /* lines of help, each with its newline; NULL: none */
+    const char *mistakes; /* the same: what often goes wrong, and what to do instead */
 } mr_cli_command;
 
 typedef enum mr_cli_outcome {
@@ -70,6 +72,11 @@ typedef enum mr_cli_outcome {
 /* Reads argv[1 … argc). Main thread. */
 mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv,
                             mr_cli_texts *operands);
+
+/* Gets every command that would be parsed while it is set; nothing is parsed then. NULL ends it.
+ * Main thread. */
+typedef void (*mr_cli_visit_fn)(void *ctx, const mr_cli_command *command);
+void mr_cli_set_visitor(mr_cli_visit_fn visit, void *ctx);
 
 /* The options that every command with a model takes: initialisers for its option list. */
 typedef struct mr_cli_model {

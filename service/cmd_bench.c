@@ -184,6 +184,12 @@ static int bench_offline(int argc, char **argv)
         .about = "Measures prompt and decode throughput of a model on this machine.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace bench offline --model model.gguf\n"
+                    "millrace bench offline --model model.gguf --prefill 512 --decode 1,8 --json "
+                    "--set threads=4\n",
+        .mistakes = "Figures jump between runs: stop what else runs, and raise --repeat.\n"
+                    "Long prefills do not fit: --prefill, and --prompt with --generate, must stay "
+                    "within the model's context.\n",
         .shows_config = true,
     };
     mr_cli_texts operands;

@@ -292,6 +292,15 @@ int mr_cmd_bench_serve(int argc, char **argv)
                  "not hide it.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace bench serve --server 127.0.0.1:8001 --requests 100 --concurrency 8\n"
+                    "millrace bench serve --server 127.0.0.1:8001 --requests 500 --rate 4 "
+                    "--slo-ttft-ms 500 --slo-itl-ms 100 --json\n",
+        .mistakes = "A closed loop slows down with the server and hides its queue: --rate shows "
+                    "what users would see.\n"
+                    "Client and server share the CPU: run it from another machine; \"late\" says "
+                    "when the client was behind.\n"
+                    "A rate above what the server can do measures the queue, which grows with "
+                    "--requests.\n",
     };
     mr_cli_texts operands;
     const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &operands);

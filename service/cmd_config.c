@@ -36,6 +36,11 @@ int mr_cmd_config(int argc, char **argv)
             "not given is a\ncomment with its default.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace config --config millrace.yaml\n"
+                    "millrace config --set profile=throughput > millrace.yaml\n"
+                    "millrace config --markdown > docs/configuration.md\n",
+        .mistakes = "A size is written 512MiB or 4GiB: MB, G and decimals are refused.\n"
+                    "The environment wins over the file, and --set over both.\n",
         .shows_config = true,
     };
     mr_cli_texts operands;

@@ -290,6 +290,18 @@ int mr_cmd_generate(int argc, char **argv)
                  "end), here or on a server.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace generate --model model.gguf --chat \"Why is the sky blue?\"\n"
+                    "millrace generate --server 127.0.0.1:8001 --max-tokens 50 --temperature 0 "
+                    "\"Once upon a time\"\n"
+                    "millrace generate --model model.gguf < prompt.txt\n"
+                    "echo '{\"id\": 1, \"prompt\": \"Once\", \"max_tokens\": 20}' | millrace "
+                    "generate --model model.gguf --jsonl\n",
+        .mistakes =
+            "The answer rambles: a chat model wants --chat, which puts PROMPT into its template.\n"
+            "A prompt of several words wants quotes; one that begins with -- goes after a lone "
+            "--.\n"
+            "Each run says something else: --temperature 0, or a --seed, repeats it.\n"
+            "It stops in mid-sentence: --max-tokens is 256 unless given.\n",
         .max_operands = 1,
         .shows_config = true,
     };

@@ -174,6 +174,11 @@ int mr_cmd_score(int argc, char **argv)
                  "before it.\nNothing is added to the text, and special tokens in it are text.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace score --model model.gguf text.txt\n"
+                    "millrace score --model model.gguf --ids ids.json --json --set compute=f32\n",
+        .mistakes = "Figures differ a little from another program's: compute=f32 is the exact "
+                    "reference, auto rounds activations.\n"
+                    "A text longer than max_seq_length is refused: cut it, and score the parts.\n",
         .max_operands = 1,
     };
     mr_cli_texts operands;

@@ -109,6 +109,16 @@ int mr_cmd_serve(int argc, char **argv)
                  "then have 30 s to\nend; a second signal ends the process at once.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples =
+            "millrace serve --model model.gguf\n"
+            "millrace serve --model model.gguf --listen 0.0.0.0:8001 --set max_batch_size=8\n"
+            "millrace serve --model model.gguf --config millrace.yaml --set log.format=json\n",
+        .mistakes = "Others cannot reach it: 127.0.0.1 is this machine only; --listen 0.0.0.0:8001 "
+                    "is every interface.\n"
+                    "Calls fail right after the start: until the log says \"ready\" the model is "
+                    "loading; watch grpc.health.v1.\n"
+                    "The KV cache takes too much memory: lower max_seq_length or max_batch_size, "
+                    "or set kv_cache_memory.\n",
         .shows_config = true,
     };
     mr_cli_texts operands;

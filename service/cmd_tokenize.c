@@ -244,6 +244,15 @@ int mr_cmd_tokenize(int argc, char **argv)
                  "keep_special_tokens (true).",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples =
+            "echo '{\"text\": \"Hello world\"}' | millrace tokenize --model model.gguf --jsonl\n"
+            "echo '{\"ids\": [19556, 905]}' | millrace tokenize --model model.gguf --jsonl "
+            "--decode\n"
+            "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | millrace "
+            "tokenize --model model.gguf --jsonl --chat\n",
+        .mistakes = "Plain text on standard input is no JSON: a line is {\"text\": \"…\"}.\n"
+                    "The beginning-of-text token is missing: \"add_special\": true adds what the "
+                    "model was made with.\n",
     };
     mr_cli_texts operands;
     const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &operands);
