@@ -7,6 +7,7 @@
 #include "service/result.h"
 
 #include <errno.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -77,6 +78,7 @@ static void start_line(batch *b, slot *s, const char *text, size_t bytes)
         s->state = SLOT_RUNNING;
         b->running++;
     } else {
+        (void)mr_fail_context(&err, "line %" PRIu64, b->lines.number);
         finish_slot(b, s, mr_jsonl_error_row(s->id, &err), true);
     }
 }
@@ -103,8 +105,8 @@ static bool take_lines(batch *b)
             start_line(b, s, text, bytes);
         } else {
             mr_error err;
-            (void)mr_fail(&err, MR_INVALID_ARGUMENT, "the line is longer than %zu bytes",
-                          MR_LINE_MAX_BYTES);
+            (void)mr_fail(&err, MR_INVALID_ARGUMENT, "line %" PRIu64 " is longer than %zu bytes",
+                          b->lines.number, MR_LINE_MAX_BYTES);
             finish_slot(b, s, mr_jsonl_error_row(NULL, &err), true);
         }
     }

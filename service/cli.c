@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/cli.h"
 
+#include "base/log.h"
 #include "service/generation.h"
 #include "service/nearest.h"
 
@@ -29,18 +30,38 @@ int mr_cli_fail_usage(const char *fmt, ...)
     return mr_cli_fail(MR_EXIT_USAGE, &err);
 }
 
+int mr_cli_fail_server(const char *server)
+{
+    return mr_cli_fail_usage("--server %s: write HOST:PORT, like 127.0.0.1:8001, without http://",
+                             server);
+}
+
 int mr_cli_finish_output(int exit_status)
 {
-    if (fflush(stdout) == 0 && ferror(stdout) == 0) {
-        return exit_status;
+    if ((fflush(stdout) == 0 && ferror(stdout) == 0) || exit_status != MR_EXIT_OK) {
+        return exit_status; /* whatever failed has said so */
     }
-    fprintf(stderr, "millrace: standard output: %s\n", strerror(errno));
-    return exit_status == MR_EXIT_OK ? MR_EXIT_FAILED : exit_status;
+    fprintf(stderr, "millrace: standard output: %s; free space there, or write elsewhere\n",
+            strerror(errno));
+    return MR_EXIT_FAILED;
 }
 
 static void print_config_line(void *ctx, const char *text)
 {
     fprintf(ctx, "  %s\n", text);
+}
+
+static void print_lines(const char *title, const char *lines)
+{
+    if (lines == NULL) {
+        return;
+    }
+    printf("\n%s:\n", title);
+    for (const char *at = lines; *at != '\0';) {
+        const size_t length = strcspn(at, "\n");
+        printf("  %.*s\n", (int)length, at);
+        at += length + (at[length] == '\n' ? 1 : 0);
+    }
 }
 
 static void print_help(const mr_cli_command *command)
@@ -55,6 +76,8 @@ static void print_help(const mr_cli_command *command)
         printf("  %-24s %s\n", left, option->help);
     }
     printf("  %-24s %s\n", "--help", "this text");
+    print_lines("examples", command->examples);
+    print_lines("common mistakes", command->mistakes);
     if (command->shows_config) {
         printf("\nsettings (--set KEY=VALUE, a line of --config, or MILLRACE_KEY in the "
                "environment):\n");
@@ -201,6 +224,11 @@ static bool read_option(const mr_cli_command *command, int argc, char **argv, in
 
 static bool take_operand(const mr_cli_command *command, const char *text, mr_cli_texts *operands)
 {
+    if (command->max_operands == 0 && find_option(command, "model") != NULL) {
+        (void)mr_cli_fail_usage("%s: unexpected argument \"%s\"; is it the model? Write --model %s",
+                                command->name, text, text);
+        return false;
+    }
     if (operands->count == command->max_operands) {
         (void)mr_cli_fail_usage("%s: unexpected argument \"%s\"; usage: millrace %s %s",
                                 command->name, text, command->name, command->usage);
@@ -210,10 +238,23 @@ static bool take_operand(const mr_cli_command *command, const char *text, mr_cli
     return true;
 }
 
+static mr_cli_visit_fn visitor;
+static void *visitor_ctx;
+
+void mr_cli_set_visitor(mr_cli_visit_fn visit, void *ctx)
+{
+    visitor = visit;
+    visitor_ctx = ctx;
+}
+
 mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv,
                             mr_cli_texts *operands)
 {
     operands->count = 0;
+    if (visitor != NULL) {
+        visitor(visitor_ctx, command);
+        return MR_CLI_HELPED;
+    }
     bool options_end = false;
     for (int at = 1; at < argc; at++) {
         const char *word = argv[at];
@@ -227,14 +268,28 @@ mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv
                 return MR_CLI_BAD;
             }
         } else if (!options_end && word[0] == '-' && word[1] != '\0') {
-            (void)mr_cli_fail_usage("unknown option %s; millrace %s --help lists them", word,
-                                    command->name);
+            (void)mr_cli_fail_usage("unknown option %s; options are whole words after two dashes, "
+                                    "millrace %s --help lists them",
+                                    word, command->name);
             return MR_CLI_BAD;
         } else if (!take_operand(command, word, operands)) {
             return MR_CLI_BAD;
         }
     }
     return MR_CLI_RUN;
+}
+
+/* The bounds of the two keys are the names here. */
+static void apply_log(const mr_config *config)
+{
+    static const char *const levels[] = {"debug", "info", "warn", "error"};
+    for (int i = 0; i < 4; i++) {
+        if (strcmp(config->log_level, levels[i]) == 0) {
+            mr_log_set_level((mr_log_level)i);
+        }
+    }
+    const bool json = strcmp(config->log_format, "json") == 0;
+    mr_log_set_format(json ? MR_LOG_JSON : MR_LOG_LOGFMT);
 }
 
 mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *config, mr_error *err)
@@ -246,5 +301,6 @@ mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *config, mr_er
     for (size_t i = 0; i < model->sets.count; i++) {
         MR_TRY(mr_config_set(config, model->sets.items[i], err));
     }
+    apply_log(config);
     return MR_OK;
 }

@@ -58,7 +58,9 @@ typedef struct mr_cli_command {
     const mr_cli_option *options;
     size_t n_options;
     size_t max_operands;
-    bool shows_config; /* help lists the configuration keys */
+    bool shows_config;    /* help lists the configuration keys */
+    const char *examples; /* lines of help, each with its newline; NULL: none */
+    const char *mistakes; /* the same: what often goes wrong, and what to do instead */
 } mr_cli_command;
 
 typedef enum mr_cli_outcome {
@@ -71,6 +73,11 @@ typedef enum mr_cli_outcome {
 mr_cli_outcome mr_cli_parse(const mr_cli_command *command, int argc, char **argv,
                             mr_cli_texts *operands);
 
+/* Gets every command that would be parsed while it is set; nothing is parsed then. NULL ends it.
+ * Main thread. */
+typedef void (*mr_cli_visit_fn)(void *ctx, const mr_cli_command *command);
+void mr_cli_set_visitor(mr_cli_visit_fn visit, void *ctx);
+
 /* The options that every command with a model takes: initialisers for its option list. */
 typedef struct mr_cli_model {
     const char *path;
@@ -80,7 +87,10 @@ typedef struct mr_cli_model {
 
 #define MR_CLI_MODEL_OPTIONS(model)                                                                \
     {"model", MR_CLI_TEXT, &(model)->path, NULL, "PATH", "the model, a GGUF file"},                \
-        {"config", MR_CLI_TEXT, &(model)->config_path, NULL, "FILE", "configuration, YAML"},       \
+        MR_CLI_CONFIG_OPTIONS(model)
+
+#define MR_CLI_CONFIG_OPTIONS(model)                                                               \
+    {"config", MR_CLI_TEXT, &(model)->config_path, NULL, "FILE", "configuration, YAML"},           \
     {                                                                                              \
         "set", MR_CLI_TEXTS, &(model)->sets, NULL, "KEY=VALUE",                                    \
             "one setting; may be given again and again"                                            \
@@ -93,6 +103,8 @@ MR_MUST_USE mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *c
 /* Prints "millrace: message" on standard error; gives `exit_status` back. */
 int mr_cli_fail(int exit_status, const mr_error *err);
 int mr_cli_fail_usage(const char *fmt, ...) MR_PRINTF(1, 2);
+/* Of a --server that is no HOST:PORT. */
+int mr_cli_fail_server(const char *server);
 
 /* Flushes standard output; a failed write (disk full, reader gone) is an error like any other. */
 int mr_cli_finish_output(int exit_status);

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A client of millrace.v1.InferenceService, for the command line. One call at a time, on the
- * caller's thread.
+ * A client of millrace.v1.InferenceService, for the command line: one call at a time, or many side
+ * by side on one connection. A client belongs to one thread.
  */
 #ifndef MILLRACE_SERVICE_CLIENT_H
 #define MILLRACE_SERVICE_CLIENT_H
@@ -37,5 +37,35 @@ typedef struct mr_client_call {
 MR_MUST_USE mr_status mr_client_generate(mr_client *client,
                                          const Millrace__V1__GenerateRequest *request,
                                          const mr_client_call *call, mr_error *err);
+
+/* What GetModel says. */
+typedef struct mr_client_model {
+    char name[128];
+    char backend[64];
+    char version[64];
+    uint32_t vocab_size;
+    uint32_t max_seq_length;
+} mr_client_model;
+
+/* Errors as of mr_client_generate. */
+MR_MUST_USE mr_status mr_client_get_model(mr_client *client, uint64_t timeout_ms,
+                                          mr_client_model *out, mr_error *err);
+
+/* One of many calls of Generate that run side by side. */
+typedef struct mr_client_stream mr_client_stream;
+
+/* Starts a call and returns at once; `call` is copied, its `cancel` is not looked at. Gives the
+ * stream, to be ended with mr_client_stream_end. RESOURCE_EXHAUSTED when memory is short. */
+MR_MUST_USE mr_status mr_client_stream_start(mr_client *client,
+                                             const Millrace__V1__GenerateRequest *request,
+                                             const mr_client_call *call, mr_client_stream **out,
+                                             mr_error *err);
+/* Handles one event of any of the client's streams; messages go to their callbacks. Waits for it
+ * until `until_ns` (CLOCK_MONOTONIC). Returns a stream that has come to its end, else NULL. */
+mr_client_stream *mr_client_stream_wait(mr_client *client, uint64_t until_ns);
+/* The `ctx` of the stream's call. */
+void *mr_client_stream_ctx(const mr_client_stream *stream);
+/* How a stream that mr_client_stream_wait returned ended, as mr_client_generate. Frees it. */
+mr_status mr_client_stream_end(mr_client_stream *stream, mr_error *err);
 
 #endif

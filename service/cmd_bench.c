@@ -3,7 +3,6 @@
 #include "base/cpu.h"
 #include "service/bench.h"
 #include "service/commands.h"
-#include "service/generation.h"
 #include "service/jsonl.h"
 
 #include <inttypes.h>
@@ -34,17 +33,32 @@ static uint32_t largest(const mr_cli_counts *counts)
     return most;
 }
 
-/* Makes room for what will be measured, and for no more. */
-static void fit_config(const bench_options *o, mr_config *config)
+/* A limit that was given must leave room for what is measured; one that was not makes just that
+ * room. */
+static mr_status fit(const mr_config *config, const char *key, uint32_t *limit, uint32_t needed,
+                     mr_error *err)
+{
+    if (!mr_config_given(config, key)) {
+        *limit = needed;
+    } else if (*limit < needed) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, key,
+                             "%s is %" PRIu32 ", and what is to be measured needs %" PRIu32
+                             ": raise it, or measure less",
+                             key, *limit, needed);
+    }
+    return MR_OK;
+}
+
+static mr_status fit_config(const bench_options *o, mr_config *config, mr_error *err)
 {
     const uint32_t batch = largest(&o->decode);
     const uint32_t sequence = (uint32_t)(o->prompt + o->generate);
     const uint32_t prefill = largest(&o->prefill);
-    config->max_batch_size = batch;
-    config->max_seq_length = sequence > prefill ? sequence : prefill;
-    if (config->max_batch_tokens < batch) {
-        config->max_batch_tokens = batch;
-    }
+    MR_TRY(fit(config, "max_batch_size", &config->max_batch_size, batch, err));
+    MR_TRY(fit(config, "max_seq_length", &config->max_seq_length,
+               sequence > prefill ? sequence : prefill, err));
+    const uint32_t step = config->max_batch_tokens > batch ? config->max_batch_tokens : batch;
+    return fit(config, "max_batch_tokens", &config->max_batch_tokens, step, err);
 }
 
 static mr_status measure(const bench_options *o, mr_runtime *runtime, bench_report *report,
@@ -117,10 +131,10 @@ static int run(const bench_options *o)
 {
     mr_error err = {0};
     mr_config config;
-    if (mr_cli_load_config(&o->model, &config, &err) != MR_OK) {
+    if (mr_cli_load_config(&o->model, &config, &err) != MR_OK ||
+        fit_config(o, &config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    fit_config(o, &config);
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t begin = mr_clock_now(&clock);
     mr_runtime_options open = {.model_path = o->model.path};
@@ -170,6 +184,12 @@ static int bench_offline(int argc, char **argv)
         .about = "Measures prompt and decode throughput of a model on this machine.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace bench offline --model model.gguf\n"
+                    "millrace bench offline --model model.gguf --prefill 512 --decode 1,8 --json "
+                    "--set threads=4\n",
+        .mistakes = "Figures jump between runs: stop what else runs, and raise --repeat.\n"
+                    "Long prefills do not fit: --prefill, and --prompt with --generate, must stay "
+                    "within the model's context.\n",
         .shows_config = true,
     };
     mr_cli_texts operands;
@@ -197,14 +217,14 @@ int mr_cmd_bench(int argc, char **argv)
         return bench_offline(argc - 1, argv + 1);
     }
     if (argc > 1 && strcmp(argv[1], "serve") == 0) {
-        mr_error err;
-        (void)mr_unsupported_fail(MR_SURFACE_CLI, "bench serve", &err);
-        return mr_cli_fail(MR_EXIT_USAGE, &err);
+        return mr_cmd_bench_serve(argc - 1, argv + 1);
     }
     if (argc > 1 && (strcmp(argv[1], "--help") == 0 || strcmp(argv[1], "-h") == 0)) {
-        puts("usage: millrace bench offline --model PATH [OPTION]...\n\n"
-             "millrace bench offline --help says more.");
+        puts("usage: millrace bench offline --model PATH [OPTION]...    a model on this machine\n"
+             "       millrace bench serve --server HOST:PORT [OPTION]...  a running server\n\n"
+             "millrace bench offline --help and millrace bench serve --help say more.");
         return MR_EXIT_OK;
     }
-    return mr_cli_fail_usage("bench: say what to measure: millrace bench offline --model PATH");
+    return mr_cli_fail_usage("bench: say what to measure: millrace bench offline --model PATH, or "
+                             "millrace bench serve --server HOST:PORT");
 }

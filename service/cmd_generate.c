@@ -4,6 +4,7 @@
 #include "service/generate_remote.h"
 #include "service/generation.h"
 #include "service/jsonl.h"
+#include "service/listen.h"
 #include "service/prompt.h"
 
 #include <inttypes.h>
@@ -15,6 +16,7 @@
 typedef struct generate_options {
     mr_cli_model model;
     const char *server;
+    uint64_t timeout_ms; /* of --server */
     bool chat;
     bool json;
     bool jsonl;
@@ -126,7 +128,9 @@ static int generate_here(const generate_options *options, mr_bytes prompt)
     if (mr_generation_check(&options->ask, MR_SURFACE_CLI, &params, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    config.max_batch_size = 1; /* nothing else runs: the KV cache need not be larger */
+    if (!mr_config_given(&config, "max_batch_size")) {
+        config.max_batch_size = 1; /* nothing else runs: the KV cache need not be larger */
+    }
     mr_runtime_options open = {.model_path = options->model.path, .with_engine = true};
     mr_runtime *runtime;
     int status = mr_command_open_runtime(&config, &open, &runtime);
@@ -146,6 +150,7 @@ static int generate_there(const generate_options *options, mr_bytes prompt)
     }
     const mr_remote_ask ask = {.server = options->server,
                                .prompt = prompt,
+                               .timeout_ms = options->timeout_ms,
                                .chat = options->chat,
                                .generation = &options->ask};
     printer p = {.quiet = options->json};
@@ -186,25 +191,41 @@ static int generate_lines(const generate_options *options)
     return MR_EXIT_OK;
 }
 
+/* MR_EXIT_OK, or the message is printed. */
+static int read_prompt(mr_buffer *input, mr_bytes *prompt)
+{
+    if (isatty(STDIN_FILENO) == 1) {
+        fputs("millrace: reading the prompt from the terminal; end it with Ctrl-D\n", stderr);
+    }
+    mr_error err;
+    if (mr_command_read_all(STDIN_FILENO, PROMPT_MAX_BYTES, input, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_FAILED, &err);
+    }
+    if (input->size == 0) {
+        return mr_cli_fail_usage("generate: PROMPT is missing; give it as the last argument, or on "
+                                 "standard input");
+    }
+    /* As a shell's $(…) does: the newline that ends a text file is not part of the prompt. */
+    const bool newline = input->data[input->size - 1] == '\n';
+    *prompt = (mr_bytes){input->data, input->size - (newline ? 1 : 0)};
+    return MR_EXIT_OK;
+}
+
 static int generate_one(const generate_options *options)
 {
     mr_buffer input = {0};
-    mr_bytes prompt;
+    mr_bytes prompt = {0};
+    int status = MR_EXIT_OK;
     if (options->operands.count > 0) {
         const char *text = options->operands.items[0];
         prompt = (mr_bytes){(const uint8_t *)text, strlen(text)};
     } else {
-        mr_error err;
-        if (mr_command_read_all(STDIN_FILENO, PROMPT_MAX_BYTES, &input, &err) != MR_OK) {
-            mr_buffer_deinit(&input);
-            return mr_cli_fail(MR_EXIT_FAILED, &err);
-        }
-        /* As a shell's $(…) does: the newline that ends a text file is not part of the prompt. */
-        const bool newline = input.size > 0 && input.data[input.size - 1] == '\n';
-        prompt = (mr_bytes){input.data, input.size - (newline ? 1 : 0)};
+        status = read_prompt(&input, &prompt);
     }
-    const int status =
-        options->server != NULL ? generate_there(options, prompt) : generate_here(options, prompt);
+    if (status == MR_EXIT_OK) {
+        status = options->server != NULL ? generate_there(options, prompt)
+                                         : generate_here(options, prompt);
+    }
     mr_buffer_deinit(&input);
     return status;
 }
@@ -217,6 +238,9 @@ static const char *find_conflict(const generate_options *o)
     }
     if (o->server != NULL && (o->model.config_path != NULL || o->model.sets.count > 0)) {
         return "generate: --config and --set are settings of a model here; the server has its own";
+    }
+    if (o->server == NULL && o->timeout_ms > 0) {
+        return "generate: --timeout-ms is for --server";
     }
     if (o->jsonl && o->server != NULL) {
         return "generate: --jsonl runs a batch here: give --model PATH instead of --server";
@@ -238,6 +262,8 @@ int mr_cmd_generate(int argc, char **argv)
     const mr_cli_option options[] = {
         {"server", MR_CLI_TEXT, &o.server, NULL, "HOST:PORT", "generate on a server"},
         MR_CLI_MODEL_OPTIONS(&o.model),
+        {"timeout-ms", MR_CLI_COUNT, &o.timeout_ms, NULL, "N",
+         "with --server: give up after N ms (default: never)"},
         {"chat", MR_CLI_FLAG, &o.chat, NULL, NULL, "PROMPT is a user's message to an assistant"},
         {"max-tokens", MR_CLI_COUNT, &ask->max_tokens, &ask->has_max_tokens, "N",
          "tokens to generate at most (default 256)"},
@@ -264,12 +290,27 @@ int mr_cmd_generate(int argc, char **argv)
                  "end), here or on a server.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace generate --model model.gguf --chat \"Why is the sky blue?\"\n"
+                    "millrace generate --server 127.0.0.1:8001 --max-tokens 50 --temperature 0 "
+                    "\"Once upon a time\"\n"
+                    "millrace generate --model model.gguf < prompt.txt\n"
+                    "echo '{\"id\": 1, \"prompt\": \"Once\", \"max_tokens\": 20}' | millrace "
+                    "generate --model model.gguf --jsonl\n",
+        .mistakes =
+            "The answer rambles: a chat model wants --chat, which puts PROMPT into its template.\n"
+            "A prompt of several words wants quotes; one that begins with -- goes after a lone "
+            "--.\n"
+            "Each run says something else: --temperature 0, or a --seed, repeats it.\n"
+            "It stops in mid-sentence: --max-tokens is 256 unless given.\n",
         .max_operands = 1,
         .shows_config = true,
     };
     const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &o.operands);
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
+    }
+    if (o.server != NULL && !mr_address_valid(o.server)) {
+        return mr_cli_fail_server(o.server);
     }
     const char *conflict = find_conflict(&o);
     if (conflict != NULL) {

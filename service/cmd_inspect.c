@@ -124,6 +124,8 @@ int mr_cmd_inspect(int argc, char **argv)
                  "effect.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace inspect model.gguf\n"
+                    "millrace inspect model.gguf --json\n",
         .max_operands = 1,
     };
     mr_cli_texts operands;

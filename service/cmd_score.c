@@ -18,8 +18,10 @@ typedef struct score_options {
 static mr_status ids_from_json(const mr_file_map *map, mr_ids *ids, mr_error *err)
 {
     json_t *object;
-    MR_TRY(
-        mr_jsonl_parse(map->data == NULL ? "" : (const char *)map->data, map->size, &object, err));
+    const char *text = map->data == NULL ? "" : (const char *)map->data;
+    if (mr_jsonl_parse(text, map->size, &object, err) != MR_OK) {
+        return mr_fail_context(err, "--ids takes a file of {\"ids\": [1, 2, …]}");
+    }
     const mr_status status = mr_jsonl_ids(json_object_get(object, "ids"), "ids", ids, err);
     json_decref(object);
     return status;
@@ -134,7 +136,9 @@ static int run(const score_options *options)
     if (mr_cli_load_config(&options->model, &config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    config.max_batch_size = 1; /* one text: the KV cache need not be larger */
+    if (!mr_config_given(&config, "max_batch_size")) {
+        config.max_batch_size = 1; /* one text: the KV cache need not be larger */
+    }
     mr_runtime_options open = {.model_path = options->model.path, .score_rows = true};
     mr_runtime *runtime;
     const int opened = mr_command_open_runtime(&config, &open, &runtime);
@@ -170,6 +174,11 @@ int mr_cmd_score(int argc, char **argv)
                  "before it.\nNothing is added to the text, and special tokens in it are text.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples = "millrace score --model model.gguf text.txt\n"
+                    "millrace score --model model.gguf --ids ids.json --json --set compute=f32\n",
+        .mistakes = "Figures differ a little from another program's: compute=f32 is the exact "
+                    "reference, auto rounds activations.\n"
+                    "A text longer than max_seq_length is refused: cut it, and score the parts.\n",
         .max_operands = 1,
     };
     mr_cli_texts operands;

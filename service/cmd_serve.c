@@ -44,10 +44,12 @@ static void log_ready(const mr_runtime *runtime, const char *listen, int port, u
 {
     const mr_backend_info *backend = mr_runtime_backend(runtime);
     const mr_config *config = mr_runtime_config(runtime);
+    char name[264];
     mr_log(MR_LOG_INFO, "serve", "ready",
-           "address=\"%.*s:%d\" model=\"%s\" backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
+           "address=\"%.*s:%d\" model=%s backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
            " kv_blocks=%" PRIu32 " load_ms=%" PRIu64,
-           host_length(listen), listen, port, mr_runtime_model_name(runtime), backend->name,
+           host_length(listen), listen, port,
+           mr_log_quote(mr_runtime_model_name(runtime), name, sizeof(name)), backend->name,
            backend->threads, config->max_seq_length, mr_runtime_exec_options(runtime)->n_blocks - 1,
            (uint64_t)(load_ns / MR_NS_PER_MS));
 }
@@ -84,6 +86,7 @@ static int serve(mr_server *server, const char *listen, const char *path, mr_con
     mr_server_shutdown(server, SHUTDOWN_WAIT_MS);
     mr_server_destroy(server);
     mr_runtime_close(runtime);
+    mr_log_flush();
     return status;
 }
 
@@ -106,6 +109,16 @@ int mr_cmd_serve(int argc, char **argv)
                  "then have 30 s to\nend; a second signal ends the process at once.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples =
+            "millrace serve --model model.gguf\n"
+            "millrace serve --model model.gguf --listen 0.0.0.0:8001 --set max_batch_size=8\n"
+            "millrace serve --model model.gguf --config millrace.yaml --set log.format=json\n",
+        .mistakes = "Others cannot reach it: 127.0.0.1 is this machine only; --listen 0.0.0.0:8001 "
+                    "is every interface.\n"
+                    "Calls fail right after the start: until the log says \"ready\" the model is "
+                    "loading; watch grpc.health.v1.\n"
+                    "The KV cache takes too much memory: lower max_seq_length or max_batch_size, "
+                    "or set kv_cache_memory.\n",
         .shows_config = true,
     };
     mr_cli_texts operands;
@@ -124,7 +137,8 @@ int mr_cmd_serve(int argc, char **argv)
     const mr_server_options server_options = {.listen = listen};
     mr_server *server;
     if (mr_server_start(&server_options, &server, &err) != MR_OK) {
-        return mr_cli_fail(MR_EXIT_FAILED, &err);
+        return mr_cli_fail(err.status == MR_INVALID_ARGUMENT ? MR_EXIT_USAGE : MR_EXIT_FAILED,
+                           &err);
     }
     return serve(server, listen, model.path, &config, &signals);
 }

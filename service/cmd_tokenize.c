@@ -5,6 +5,7 @@
 #include "service/lines.h"
 #include "service/nearest.h"
 
+#include <inttypes.h>
 #include <string.h>
 #include <unistd.h>
 
@@ -147,18 +148,19 @@ static json_t *error_row(const mr_error *problem)
 }
 
 /* Writes the row of one line. *failed tells an error row. */
-static mr_status convert_line(const tokenize_options *options, const mr_model *model,
-                              const char *text, size_t bytes, bool *failed, mr_error *err)
+static mr_status convert_line(const tokenize_options *options, const mr_model *model, mr_bytes text,
+                              uint64_t number, bool *failed, mr_error *err)
 {
     mr_error problem = {0};
     json_t *line = NULL;
     json_t *row = NULL;
-    mr_status status = mr_jsonl_parse(text, bytes, &line, &problem);
+    mr_status status = mr_jsonl_parse((const char *)text.data, text.size, &line, &problem);
     if (status == MR_OK) {
         status = convert(options, model, line, &row, &problem);
     }
     *failed = status != MR_OK;
     if (*failed) {
+        (void)mr_fail_context(&problem, "line %" PRIu64, number);
         row = error_row(&problem);
     }
     status = write_row(row, json_object_get(line, "id"), err);
@@ -182,11 +184,13 @@ static mr_status convert_lines(const tokenize_options *options, const mr_model *
             MR_TRY(mr_lines_read(lines, err));
             continue;
         case MR_LINE_WHOLE:
-            MR_TRY(convert_line(options, model, text, bytes, &failed, err));
+            MR_TRY(convert_line(options, model, (mr_bytes){(const uint8_t *)text, bytes},
+                                lines->number, &failed, err));
             break;
         case MR_LINE_TOO_LONG: {
             mr_error problem;
-            (void)mr_fail(&problem, MR_INVALID_ARGUMENT, "the line is longer than %zu bytes",
+            (void)mr_fail(&problem, MR_INVALID_ARGUMENT,
+                          "line %" PRIu64 " is longer than %zu bytes", lines->number,
                           MR_LINE_MAX_BYTES);
             MR_TRY(write_row(error_row(&problem), NULL, err));
             break;
@@ -240,6 +244,15 @@ int mr_cmd_tokenize(int argc, char **argv)
                  "keep_special_tokens (true).",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
+        .examples =
+            "echo '{\"text\": \"Hello world\"}' | millrace tokenize --model model.gguf --jsonl\n"
+            "echo '{\"ids\": [19556, 905]}' | millrace tokenize --model model.gguf --jsonl "
+            "--decode\n"
+            "echo '{\"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}' | millrace "
+            "tokenize --model model.gguf --jsonl --chat\n",
+        .mistakes = "Plain text on standard input is no JSON: a line is {\"text\": \"…\"}.\n"
+                    "The beginning-of-text token is missing: \"add_special\": true adds what the "
+                    "model was made with.\n",
     };
     mr_cli_texts operands;
     const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &operands);

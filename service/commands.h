@@ -14,7 +14,9 @@ int mr_cmd_generate(int argc, char **argv);
 int mr_cmd_tokenize(int argc, char **argv);
 int mr_cmd_score(int argc, char **argv);
 int mr_cmd_inspect(int argc, char **argv);
+int mr_cmd_config(int argc, char **argv);
 int mr_cmd_bench(int argc, char **argv);
+int mr_cmd_bench_serve(int argc, char **argv);
 
 /* Finishes options->config, opens the model with progress on standard error. MR_EXIT_OK gives the
  * runtime; otherwise the error is printed. */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config.h"
 
+#include "base/log.h"
 #include "service/config_internal.h"
 #include "service/generation.h"
 #include "service/nearest.h"
@@ -265,16 +266,25 @@ mr_status mr_config_set_key(mr_config *config, const char *name, const char *val
                    ? mr_unsupported_fail(MR_SURFACE_CONFIG, name, err)
                    : fail_unknown(name, err);
     }
-    switch (key->kind) {
-    case KEY_TEXT:
-        return set_text(config, key, value, err);
-    case KEY_NUMBER:
-    case KEY_BYTES:
-        return set_number(config, key, value, err);
-    case KEY_FIXED:
-        break;
+    mr_status status = MR_OK;
+    if (key->kind == KEY_TEXT) {
+        status = set_text(config, key, value, err);
+    } else if (key->kind == KEY_FIXED) {
+        status = set_fixed(key, value, err);
+    } else {
+        status = set_number(config, key, value, err);
     }
-    return set_fixed(key, value, err);
+    const uint64_t bit = UINT64_C(1) << (key - keys);
+    const bool automatic = key_is_automatic(key) && strcmp(value, "auto") == 0;
+    config->given = automatic ? config->given & ~bit : config->given | bit;
+    return status;
+}
+
+bool mr_config_given(const mr_config *config, const char *name)
+{
+    const int index = mr_config_key_index(name);
+    MR_CHECK(index >= 0);
+    return (config->given >> index & 1) != 0;
 }
 
 mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err)
@@ -294,6 +304,14 @@ mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err
         (void)mr_fail_context(err, "--set");
     }
     return status;
+}
+
+void mr_config_variable(const char *key, char *out, size_t bytes)
+{
+    const int length = snprintf(out, bytes, ENV_PREFIX "%s", key);
+    for (int i = 0; i < length && out[i] != '\0'; i++) {
+        out[i] = out[i] == '.' ? '_' : (char)toupper((unsigned char)out[i]);
+    }
 }
 
 /* True iff `key` is spelled `variable` in the environment (prefix cut off). */
@@ -328,10 +346,11 @@ static mr_status check_slip(const char *variable, size_t length, mr_error *err)
     if (nearest.best == NULL || nearest.distance > 2) {
         return MR_OK;
     }
+    char known[NAME_BYTES];
+    mr_config_variable(nearest.best, known, sizeof(known));
     return mr_fail_field(err, MR_INVALID_ARGUMENT, nearest.best,
-                         "unknown configuration variable " ENV_PREFIX "%.*s; did you mean the one "
-                         "for %s?",
-                         (int)length, variable, nearest.best);
+                         "unknown configuration variable " ENV_PREFIX "%.*s; did you mean %s?",
+                         (int)length, variable, known);
 }
 
 static mr_status apply_variable(mr_config *config, const char *variable, mr_error *err)
@@ -398,6 +417,14 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
                              "block_size is %" PRIu32 ": it must be a power of two",
                              config->block_size);
     }
+    if (mr_config_given(config, "profile") && mr_config_given(config, "batch_timeout_ms") &&
+        mr_config_given(config, "prefill_interval")) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "profile",
+                             "profile is \"%s\" and cannot act: batch_timeout_ms and "
+                             "prefill_interval, which are all it sets, are given too; leave one "
+                             "of the three out",
+                             config->profile);
+    }
     const bool throughput = strcmp(config->profile, "throughput") == 0;
     if (config->batch_timeout_ms == UINT32_MAX) {
         config->batch_timeout_ms = throughput ? 50 : 0;
@@ -419,7 +446,9 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
         const char *gap = i == 0 ? "" : " ";
         if (key->kind == KEY_TEXT) {
             const char *text = (const char *)config + key->offset;
-            MR_TRY(mr_buffer_printf(out, "%s%s=\"%s\"", gap, key->name, text));
+            char quoted[2 * sizeof(config->served_model_name) + 3];
+            MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
+                                    mr_log_quote(text, quoted, sizeof(quoted))));
         } else if (key->kind == KEY_FIXED) {
             const int first = (int)strcspn(key->choices, "|");
             MR_TRY(mr_buffer_printf(out, "%s%s=%.*s", gap, key->name, first, key->choices));
@@ -431,25 +460,42 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
     return MR_OK;
 }
 
-void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx)
+bool mr_config_key_about(size_t index, mr_config_about *out)
 {
-    for (size_t i = 0; i < KEY_COUNT; i++) {
-        const config_key *key = &keys[i];
-        char initial[NAME_BYTES];
-        if (key_is_automatic(key)) {
-            snprintf(initial, sizeof(initial), "auto");
-        } else if (key->kind == KEY_TEXT) {
-            snprintf(initial, sizeof(initial), "%s", key->text_default);
-        } else if (key->kind == KEY_FIXED) {
-            snprintf(initial, sizeof(initial), "%.*s", (int)strcspn(key->choices, "|"),
-                     key->choices);
-        } else {
-            snprintf(initial, sizeof(initial), "%" PRIu64, key->number_default);
-        }
-        char bounds[NAME_BYTES];
-        describe_bounds(key, bounds, sizeof(bounds));
-        char text[4 * NAME_BYTES];
-        snprintf(text, sizeof(text), "%s=%s (%s): %s", key->name, initial, bounds, key->meaning);
-        line(ctx, text);
+    static const char *const types[] = {"text", "number", "size", "fixed"};
+    if (index >= KEY_COUNT) {
+        return false;
+    }
+    const config_key *key = &keys[index];
+    *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
+    if (key->kind == KEY_TEXT && key->choices[0] != '\0') {
+        out->type = "choice";
+    }
+    if (key_is_automatic(key)) {
+        snprintf(out->initial, sizeof(out->initial), "auto");
+    } else if (key->kind == KEY_TEXT) {
+        snprintf(out->initial, sizeof(out->initial), "%s", key->text_default);
+    } else if (key->kind == KEY_FIXED) {
+        snprintf(out->initial, sizeof(out->initial), "%.*s", (int)strcspn(key->choices, "|"),
+                 key->choices);
+    } else {
+        snprintf(out->initial, sizeof(out->initial), "%" PRIu64, key->number_default);
+    }
+    describe_bounds(key, out->bounds, sizeof(out->bounds));
+    mr_config_variable(key->name, out->variable, sizeof(out->variable));
+    return true;
+}
+
+void mr_config_value(const mr_config *config, size_t index, char *out, size_t bytes)
+{
+    const config_key *key = &keys[index];
+    if (key->kind == KEY_TEXT) {
+        snprintf(out, bytes, "%s", (const char *)config + key->offset);
+    } else if (key->kind == KEY_FIXED) {
+        snprintf(out, bytes, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
+    } else if (key_is_automatic(key) && load_number(config, key) == key->number_default) {
+        snprintf(out, bytes, "auto");
+    } else {
+        snprintf(out, bytes, "%" PRIu64, load_number(config, key));
     }
 }

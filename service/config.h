@@ -35,6 +35,9 @@ typedef struct mr_config {
     uint32_t block_size;
     uint64_t kv_cache_memory; /* bytes; 0: sized from the batch and the memory there is */
     char kv_cache_dtype[8];   /* auto | f32 | f16 | bf16 */
+    char log_level[8];        /* debug | info | warn | error */
+    char log_format[8];       /* logfmt | json */
+    uint64_t given;           /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;
 
 /* Defaults, then MILLRACE_… from the environment. */
@@ -49,7 +52,14 @@ MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, m
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
 /* Appends "key=value" of every key, separated by spaces: the effective configuration. */
 MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);
-/* One line a key: name, type, default, bounds, meaning; for --help and docs. */
+/* True when a file, the environment or --set has given the key, and not asked for "auto". */
+bool mr_config_given(const mr_config *config, const char *name);
+/* One line a key: name, default, bounds, meaning; for --help. */
 void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx);
+/* Appends the reference of all keys, docs/configuration.md. */
+MR_MUST_USE mr_status mr_config_markdown(mr_buffer *out);
+/* Appends the settings as a configuration file that sets the same; keys that were not given are
+ * comments. Before mr_config_finish. */
+MR_MUST_USE mr_status mr_config_yaml(const mr_config *config, mr_buffer *out);
 
 #endif

@@ -149,7 +149,9 @@ mr_status mr_config_load_file(mr_config *config, const char *path, mr_error *err
     mr_status status = MR_OK;
     yaml_parser_t parser;
     if (map.size > FILE_MAX_BYTES) {
-        status = mr_fail(err, MR_INVALID_ARGUMENT, "%zu bytes are too many for a configuration",
+        status = mr_fail(err, MR_INVALID_ARGUMENT,
+                         "%zu bytes are too many for a configuration; give a YAML file of "
+                         "KEY: VALUE lines",
                          map.size);
     } else if (!yaml_parser_initialize(&parser)) {
         status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory");

@@ -14,4 +14,21 @@ MR_MUST_USE mr_status mr_config_set_key(mr_config *config, const char *name, con
 int mr_config_key_index(const char *name);
 MR_MUST_USE mr_status mr_config_apply_environment(mr_config *config, mr_error *err);
 
+/* What there is to say about a key. */
+typedef struct mr_config_about {
+    const char *name;
+    const char *type; /* text | choice | number | size | fixed */
+    const char *meaning;
+    char initial[128]; /* the default */
+    char bounds[128];
+    char variable[128]; /* in the environment */
+} mr_config_about;
+
+/* False when there is no key of this index. */
+bool mr_config_key_about(size_t index, mr_config_about *out);
+/* The key's value as text: "auto" where it is automatic and not given. */
+void mr_config_value(const mr_config *config, size_t index, char *out, size_t bytes);
+/* The name of a key in the environment. */
+void mr_config_variable(const char *key, char *out, size_t bytes);
+
 #endif

@@ -113,7 +113,8 @@ mr_status mr_generate_remote(const mr_remote_ask *ask, mr_result_fn news, void *
         request.text = prompt;
     }
     receiver r = {.result = result, .news = news, .ctx = ctx};
-    const mr_client_call call = {.on_response = on_response, .ctx = &r};
+    const mr_client_call call = {
+        .timeout_ms = ask->timeout_ms, .on_response = on_response, .ctx = &r};
     mr_client *client;
     MR_TRY(mr_client_open(ask->server, &client, err));
     mr_status status = mr_client_generate(client, &request, &call, err);

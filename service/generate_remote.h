@@ -13,6 +13,7 @@
 typedef struct mr_remote_ask {
     const char *server; /* HOST:PORT */
     mr_bytes prompt;
+    uint64_t timeout_ms;                 /* deadline; 0: none */
     bool chat;                           /* the prompt is the user's message */
     const mr_generation_ask *generation; /* checked */
 } mr_remote_ask;

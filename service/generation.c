@@ -247,6 +247,12 @@ mr_status mr_unsupported_fail(mr_surface surface, const char *name, mr_error *er
     const mr_unsupported *row = mr_unsupported_find(surface, name);
     MR_CHECK(row != NULL);
     const bool local = surface == MR_SURFACE_CONFIG || surface == MR_SURFACE_CLI;
+    if (surface == MR_SURFACE_CLI && name[0] != '-') {
+        return mr_fail_field(err, MR_FAILED_PRECONDITION, name,
+                             "%s: this build does not have %s yet; millrace --help lists what it "
+                             "has",
+                             name, row->what);
+    }
     return mr_fail_field(err, local ? MR_FAILED_PRECONDITION : MR_UNIMPLEMENTED, name,
                          "%s: this build does not have %s yet; leave it out", name, row->what);
 }

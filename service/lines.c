@@ -54,6 +54,7 @@ mr_line_kind mr_lines_next(mr_lines *lines, const char **text, size_t *bytes)
         *bytes = end - lines->begin;
         const bool skipped = lines->skipping;
         lines->skipping = false;
+        lines->number++;
         lines->begin = newline == NULL ? end : end + 1;
         lines->scanned = lines->begin;
         if (!skipped && *bytes > MR_LINE_MAX_BYTES) {

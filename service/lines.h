@@ -8,16 +8,18 @@
 
 #include <stdbool.h>
 #include <stddef.h>
+#include <stdint.h>
 
 #define MR_LINE_MAX_BYTES ((size_t)16 << 20)
 
 typedef struct mr_lines {
     int fd;
     mr_buffer data;
-    size_t begin;   /* of the next line in data */
-    size_t scanned; /* no newline before here */
-    bool ended;     /* the input has */
-    bool skipping;  /* the rest of a line that was too long */
+    size_t begin;    /* of the next line in data */
+    size_t scanned;  /* no newline before here */
+    uint64_t number; /* of the line given last, blank ones counted, from 1 */
+    bool ended;      /* the input has */
+    bool skipping;   /* the rest of a line that was too long */
 } mr_lines;
 
 typedef enum mr_line_kind {

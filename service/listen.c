@@ -50,15 +50,37 @@ static int try_bind(const struct addrinfo *info)
     return failed;
 }
 
+static const char *way_out(int cause)
+{
+    switch (cause) {
+    case EADDRINUSE:
+        return "; stop what listens there, or choose another port";
+    case EACCES:
+        return "; ports below 1024 take CAP_NET_BIND_SERVICE: choose a higher one";
+    case EADDRNOTAVAIL:
+        return "; no interface of this machine has it: 127.0.0.1 is itself, 0.0.0.0 all it has";
+    default:
+        return "";
+    }
+}
+
+bool mr_address_valid(const char *address)
+{
+    char host[HOST_MAX + 1];
+    const char *port = NULL;
+    return split(address, host, &port) && host[0] != '\0';
+}
+
 mr_status mr_listen_check(const char *address, mr_error *err)
 {
     char host[HOST_MAX + 1];
     const char *port = NULL;
     if (!split(address, host, &port)) {
-        return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "cannot listen on \"%s\": write HOST:PORT, like 127.0.0.1:50051 or "
-                       "[::1]:50051",
-                       address);
+        return mr_fail(
+            err, MR_INVALID_ARGUMENT,
+            "cannot listen on \"%s\": write HOST:PORT, like 127.0.0.1:8001 or [::1]:8001, "
+            "with a port up to 65535",
+            address);
     }
     const struct addrinfo hints = {
         .ai_flags = AI_PASSIVE | AI_NUMERICSERV,
@@ -85,8 +107,7 @@ mr_status mr_listen_check(const char *address, mr_error *err)
     freeaddrinfo(found);
     if (cause == EADDRINUSE || cause == EACCES || !bound) {
         return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s%s", address, strerror(cause),
-                       cause == EADDRINUSE ? "; stop what listens there, or choose another port"
-                                           : "");
+                       way_out(cause));
     }
     return MR_OK;
 }

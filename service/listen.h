@@ -5,8 +5,13 @@
 
 #include "base/status.h"
 
+#include <stdbool.h>
+
 /* `address` is HOST:PORT, [IPV6]:PORT or :PORT. INVALID_ARGUMENT when it is none of them,
  * UNAVAILABLE naming the cause when it cannot be bound. Any thread. */
 MR_MUST_USE mr_status mr_listen_check(const char *address, mr_error *err);
+
+/* True of "HOST:PORT" and "[IPv6]:PORT". */
+bool mr_address_valid(const char *address);
 
 #endif

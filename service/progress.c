@@ -38,9 +38,11 @@ void mr_progress_update(void *ctx, uint64_t done, uint64_t total)
     pthread_mutex_lock(&progress->mutex);
     if (now >= progress->next_ns && total > 0) {
         const double percent = 100.0 * (double)done / (double)total;
-        fprintf(stderr, "%s%s: %.0f %% of %.1f MiB%s",
+        const double size = progress->counts ? (double)total : (double)total / (1 << 20);
+        fprintf(stderr, "%s%s: %.0f %% of %.*f%s%s",
                 progress->terminal ? "\r" : "millrace: ", progress->what, percent,
-                (double)total / (1 << 20), progress->terminal ? "\033[K" : "\n");
+                progress->counts ? 0 : 1, size, progress->counts ? "" : " MiB",
+                progress->terminal ? "\033[K" : "\n");
         progress->drawn = progress->terminal;
         progress->next_ns = now + (progress->terminal ? TERMINAL_NS : LINES_NS);
     }

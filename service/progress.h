@@ -11,6 +11,7 @@
 typedef struct mr_progress {
     const char *what; /* borrowed until deinit: "loading" */
     pthread_mutex_t mutex;
+    bool counts; /* things, not bytes; set after init */
     bool terminal;
     bool drawn;       /* a line stands on the terminal */
     uint64_t next_ns; /* nothing is shown before */

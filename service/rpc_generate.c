@@ -7,6 +7,7 @@
 #include "service/proto_request.h"
 #include "service/proto_response.h"
 #include "service/request_sink.h"
+#include "service/usage_log.h"
 
 #include <inttypes.h>
 #include <stddef.h>
@@ -139,6 +140,8 @@ static void on_news(mr_request_link *link, bool ended)
     mr_call *call = gen->call;
     pump(gen);
     if (ended) {
+        mr_usage_log(gen->request, gen->response.finish,
+                     mr_runtime_model_name(call->queue->server->runtime));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
         if (call->sending && gen->request->error.status == MR_RESOURCE_EXHAUSTED) {
             mr_call_abort(call, &gen->request->error);
@@ -248,6 +251,7 @@ static void begin(mr_call *call, bool unary)
     mr_request_link_init(&gen->link, on_news);
     call->state = gen;
     if (start(gen, &err) != MR_OK) {
+        mr_usage_log_refused(&err);
         end_call(gen, NULL, &err);
         return;
     }

@@ -136,8 +136,8 @@ static void tick_all(mr_server *server)
 /* gRPC's own log goes into ours; what it calls an error is at most a warning to us. */
 static void on_grpc_log(gpr_log_func_args *args)
 {
-    mr_log(args->severity == GPR_LOG_SEVERITY_ERROR ? MR_LOG_WARN : MR_LOG_DEBUG, "grpc",
-           args->message, NULL);
+    mr_log_folded(args->severity == GPR_LOG_SEVERITY_ERROR ? MR_LOG_WARN : MR_LOG_DEBUG, "grpc",
+                  args->message, NULL);
 }
 
 static void create_grpc(mr_server *server)

@@ -81,9 +81,17 @@ static bool cpu_runs(mr_cpu_isa isa)
         return features.avx512_vnni;
     case MR_CPU_ISA_AUTO:
     case MR_CPU_ISA_PORTABLE:
+    case MR_CPU_ISA_COUNT:
         break;
     }
     return true;
+}
+
+const char *mr_cpu_path_name(mr_cpu_isa isa, bool *runs)
+{
+    const mr_cpu_path *path = mr_cpu_fast_path(isa);
+    *runs = path != NULL && cpu_runs(isa);
+    return path != NULL ? path->name : NULL;
 }
 
 static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **out, mr_error *err)
@@ -97,7 +105,7 @@ static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **
         [MR_CPU_ISA_AVX512_VNNI] = "avx512vnni",
     };
     if ((unsigned)options->compute > MR_COMPUTE_F32 ||
-        (unsigned)options->isa > MR_CPU_ISA_AVX512_VNNI) {
+        (unsigned)options->isa >= MR_CPU_ISA_COUNT) {
         return mr_fail(err, MR_INVALID_ARGUMENT, "cpu backend: compute %d, isa %d are not known",
                        (int)options->compute, (int)options->isa);
     }

@@ -6,6 +6,8 @@
 
 #include "kernels/backend.h"
 
+#include <stdbool.h>
+
 typedef enum mr_compute {
     MR_COMPUTE_AUTO, /* the fastest path of this CPU: int8 activations for quantised weights */
     MR_COMPUTE_F32,  /* the reference: weights dequantised, float32 activations, scalar C */
@@ -16,6 +18,7 @@ typedef enum mr_cpu_isa {
     MR_CPU_ISA_PORTABLE,
     MR_CPU_ISA_AVX2,
     MR_CPU_ISA_AVX512_VNNI,
+    MR_CPU_ISA_COUNT,
 } mr_cpu_isa;
 
 typedef struct mr_cpu_options {
@@ -27,5 +30,9 @@ typedef struct mr_cpu_options {
 /* Gives a backend; destroy it through its table. */
 MR_MUST_USE mr_status mr_cpu_backend_create(const mr_cpu_options *options, mr_backend **out,
                                             mr_error *err);
+
+/* The name of a vectorised path, slowest first in the enum; NULL when this build lacks it. *runs
+ * tells whether this CPU has what it takes. Any thread. */
+const char *mr_cpu_path_name(mr_cpu_isa isa, bool *runs);
 
 #endif

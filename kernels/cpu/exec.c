@@ -84,7 +84,9 @@ static mr_status make_kv(mr_cpu_exec *exec, mr_error *err)
     exec->kv_plane_bytes = exec->kv_block_bytes * o->n_blocks;
     exec->kv = mr_pages_alloc(exec->kv_bytes);
     if (exec->kv == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "KV cache: out of memory at %llu MiB",
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                       "KV cache: out of memory at %llu MiB; lower max_seq_length or "
+                       "kv_cache_memory, or free memory (ulimit -v bounds it too)",
                        (unsigned long long)(exec->kv_bytes >> 20));
     }
     return MR_OK;

@@ -158,7 +158,9 @@ mr_status mr_cpu_weights_create(const mr_cpu_path *path, mr_thread_pool *pool, c
     MR_TRY_CLEANUP(status, lay_out_all(plan, weights, err));
     status = pack_all(pool, plan, weights, progress, progress_ctx);
     if (status != MR_OK) {
-        (void)mr_fail(err, status, "weights: out of memory at %llu MiB",
+        (void)mr_fail(err, status,
+                      "weights: out of memory at %llu MiB; free memory, raise its limit "
+                      "(ulimit -v), or take a smaller model",
                       (unsigned long long)(weights->bytes >> 20));
         goto cleanup;
     }

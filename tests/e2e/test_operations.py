@@ -229,7 +229,7 @@ def test_port_in_use(server, millrace_bin, model_path):
 def test_address_that_is_none(millrace_bin, model_path):
     done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "nonsense"],
                           capture_output=True, text=True, timeout=60, check=False)
-    assert done.returncode == 1 and "HOST:PORT" in done.stderr
+    assert done.returncode == 2 and "HOST:PORT" in done.stderr
 
 
 def test_client_of_the_command_line(server, millrace_bin):

@@ -303,7 +303,8 @@ static void test_config_environment(void **state)
                         "MILLRACE_MAX_BATCH_SIZE");
     environment_refused("MILLRACE_REDIS_URL", "redis://x", MR_FAILED_PRECONDITION, "redis.url");
     environment_refused("MILLRACE_TLS_CERT", "a.pem", MR_FAILED_PRECONDITION, "TLS");
-    environment_refused("MILLRACE_MAX_BATCH_SISE", "8", MR_INVALID_ARGUMENT, "max_batch_size");
+    environment_refused("MILLRACE_MAX_BATCH_SISE", "8", MR_INVALID_ARGUMENT,
+                        "MILLRACE_MAX_BATCH_SIZE");
 
     /* What tools, and a Kubernetes service called millrace, put there. */
     static const char *const others[] = {"MILLRACE_BIN",          "MILLRACE_MODEL",
@@ -345,7 +346,69 @@ static void test_config_describe_lists_every_key(void **state)
     (void)state;
     int lines = 0;
     mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 21);
+    assert_int_equal(lines, 23);
+}
+
+/* Q6: a setting that cannot act is refused. */
+static void test_config_Q6_profile_that_cannot_act(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_error err = {0};
+    set_ok(&config, "batch_timeout_ms=5");
+    set_ok(&config, "prefill_interval=2");
+    assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+    set_ok(&config, "profile=latency");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "profile");
+    assert_says(&err, "cannot act");
+    set_ok(&config, "prefill_interval=auto");
+    assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+    assert_int_equal(config.prefill_interval, 1);
+}
+
+static void test_config_yaml_sets_the_same_again(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "served_model_name=a \"b\" \\c");
+    set_ok(&config, "kv_cache_memory=3MiB");
+    set_ok(&config, "batch_timeout_ms=5");
+    set_ok(&config, "prefill_interval=2");
+    set_ok(&config, "log.level=debug");
+    set_ok(&config, "batch_invariant=true");
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_non_null(strstr((char *)text.data, "kv_cache_memory: 3145728\n"));
+    assert_non_null(strstr((char *)text.data, "# max_batch_size: 32\n"));
+    mr_config again = fresh();
+    mr_error err = {0};
+    assert_int_equal(load_text(&again, (char *)text.data, &err), MR_OK);
+    assert_memory_equal(&again, &config, sizeof(config));
+    mr_buffer_deinit(&text);
+}
+
+/* Every key, with its name in the environment, and every key that is refused. */
+static void test_config_markdown_names_all(void **state)
+{
+    (void)state;
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_markdown(&text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    const char *page = (char *)text.data;
+    assert_non_null(strstr(page, "| `max_batch_size` | number | `32` | 1 to 4096 |"));
+    assert_non_null(strstr(page, "`MILLRACE_SPECULATIVE_DECODING_ENABLE`"));
+    size_t count;
+    const mr_unsupported *rows = mr_unsupported_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        if (rows[i].surface == MR_SURFACE_CONFIG) {
+            char row[128];
+            snprintf(row, sizeof(row), "| `%s` |", rows[i].name);
+            assert_non_null(strstr(page, row));
+        }
+    }
+    mr_buffer_deinit(&text);
 }
 
 int main(void)
@@ -365,6 +428,9 @@ int main(void)
         cmocka_unit_test(test_config_environment),
         cmocka_unit_test(test_config_format_Q6_effective_configuration),
         cmocka_unit_test(test_config_describe_lists_every_key),
+        cmocka_unit_test(test_config_Q6_profile_that_cannot_act),
+        cmocka_unit_test(test_config_yaml_sets_the_same_again),
+        cmocka_unit_test(test_config_markdown_names_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

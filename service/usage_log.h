@@ -1,0 +1,13 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the log says of requests: who asked, how much, how long; never what. */
+#ifndef MILLRACE_SERVICE_USAGE_LOG_H
+#define MILLRACE_SERVICE_USAGE_LOG_H
+
+#include "scheduler/request.h"
+
+/* One line of a request whose last event is in. `finish` is NONE where its reader left before. */
+void mr_usage_log(const mr_request *request, mr_finish finish, const char *model);
+/* A request that was never queued; its status and field, not its message, which may quote it. */
+void mr_usage_log_refused(const mr_error *err);
+
+#endif
