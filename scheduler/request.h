@@ -161,7 +161,7 @@ struct mr_request {
     mr_error error; /* MR_OK after STOP, LENGTH and its own TIME_LIMIT; CANCELLED, DEADLINE_EXCEEDED
                        (the deadline) or the failure; one for all choices */
 
-    struct mr_sequence *sequence; /* the engine's */
+    struct mr_group *group; /* owns; the engine's to use */
 };
 
 typedef struct mr_request_spec {

@@ -93,7 +93,7 @@ static void test_request_refuses_by_field(void **state)
     bad[1].n_prompt = 0;
     bad[2].params.max_tokens = 0;
     bad[3].params.max_tokens = UINT32_MAX;
-    bad[4].params.top_logprobs = MR_MAX_TOP + 1;
+    bad[4].params.top_logprobs = MR_MAX_TOP_LOGPROBS + 1;
     for (size_t i = 0; i < 5; i++) {
         mr_request *request = NULL;
         mr_error err = {0};

@@ -90,7 +90,7 @@ static mr_request_params draw_params(world *w)
     params.min_tokens = chance(w, 3) ? draw(w, 1, 12) : 0;
     params.presence_penalty = chance(w, 3) ? 0.5f : 0;
     params.logprobs = chance(w, 3);
-    params.top_logprobs = params.logprobs ? (uint8_t)draw(w, 0, MR_MAX_TOP) : 0;
+    params.top_logprobs = params.logprobs ? (uint8_t)draw(w, 0, MR_MAX_TOP_LOGPROBS) : 0;
     return params;
 }
 
@@ -186,7 +186,7 @@ static void read_one(world *w, client *c)
 /* The last event of a request whose reader is gone is read by the test after all. */
 static void read_client(world *w, client *c)
 {
-    const bool over = c->request->sequence->state == MR_SEQUENCE_ENDED;
+    const bool over = c->request->group->n_open == 0;
     uint32_t takes = mr_ring_count(&c->request->events);
     if (!over && c->reader == READER_GONE) {
         takes = 0;
