@@ -98,7 +98,8 @@ static mr_status allocate(mr_scheduler *s)
     }
     MR_TRY(mr_sequence_list_init(&s->waiting, s->max_live));
     MR_TRY(mr_sequence_list_init(&s->draining, s->max_live));
-    return mr_sequence_list_init(&s->running, s->max_running);
+    /* Forks, which have a row each, come in before those that ended in the step are dropped. */
+    return mr_sequence_list_init(&s->running, s->max_running + s->max_rows);
 }
 
 static void deallocate(mr_scheduler *s)

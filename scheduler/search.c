@@ -91,31 +91,66 @@ static uint32_t choose(mr_scheduler *s, mr_group *group, const mr_candidate **ne
     return n_next;
 }
 
-/* Which beam each of the next ones becomes: the first of a parent's takes its place, if that is
- * among the first n_next, the others those that are left. */
-static void assign(const mr_beams *beams, const mr_candidate *const *next, uint32_t n_next,
-                   uint32_t *target)
+/* What makes two beams differ changes places: tokens, slots, blocks. */
+static void swap_beams(mr_sequence *a, mr_sequence *b)
+{
+    const mr_sequence was = *a;
+    *a = *b;
+    a->ticket = was.ticket;
+    a->choice = was.choice;
+    a->state = was.state;
+    a->preemptions = was.preemptions;
+    const mr_sequence place = *b;
+    *b = was;
+    b->ticket = place.ticket;
+    b->choice = place.choice;
+    b->state = place.state;
+    b->preemptions = place.preemptions;
+}
+
+/* Moves the beams that go on to places below n_next, where the live ones are. */
+static void gather_parents(mr_group *group, uint32_t *parents, uint32_t n_next, uint32_t n_before)
+{
+    bool goes_on[MR_MAX_BEAMS] = {false};
+    for (uint32_t i = 0; i < n_next; i++) {
+        goes_on[parents[i]] = true;
+    }
+    uint32_t low = 0;
+    for (uint32_t p = n_next; p < n_before; p++) {
+        if (!goes_on[p]) {
+            continue;
+        }
+        while (goes_on[low]) {
+            low++;
+        }
+        swap_beams(&group->sequences[low], &group->sequences[p]);
+        goes_on[low] = true;
+        for (uint32_t i = 0; i < n_next; i++) {
+            parents[i] = parents[i] == p ? low : parents[i];
+        }
+    }
+}
+
+/* Which beam each of the next ones becomes: the first of a parent's takes its place, the others
+ * those that are left below n_next. */
+static void assign(const uint32_t *parents, uint32_t n_next, uint32_t *targets)
 {
     bool used[MR_MAX_BEAMS] = {false};
     for (uint32_t i = 0; i < n_next; i++) {
-        const uint32_t parent = next[i]->beam;
-        target[i] = MR_MAX_BEAMS;
-        if (parent < n_next && !used[parent]) {
-            used[parent] = true;
-            target[i] = parent;
-        }
+        const bool first = !used[parents[i]];
+        used[parents[i]] = true;
+        targets[i] = first ? parents[i] : MR_MAX_BEAMS;
     }
     uint32_t at = 0;
     for (uint32_t i = 0; i < n_next; i++) {
-        if (target[i] == MR_MAX_BEAMS) {
+        if (targets[i] == MR_MAX_BEAMS) {
             while (used[at]) {
                 at++;
             }
             used[at] = true;
-            target[i] = at;
+            targets[i] = at;
         }
     }
-    MR_CHECK(n_next <= beams->width);
 }
 
 /* Makes the chosen candidates the live beams. Copies come first: they read the parents as they
@@ -125,22 +160,27 @@ static void advance(mr_scheduler *s, mr_group *group, const mr_candidate *const 
 {
     mr_beams *beams = group->beams;
     const uint32_t n_before = beams->n_live > 0 ? beams->n_live : 1;
-    uint32_t target[MR_MAX_BEAMS];
-    assign(beams, next, n_next, target);
+    uint32_t parents[MR_MAX_BEAMS];
+    uint32_t targets[MR_MAX_BEAMS];
     for (uint32_t i = 0; i < n_next; i++) {
-        if (target[i] != next[i]->beam) {
-            if (target[i] < n_before) {
-                mr_scheduler_idle_beam(s, &group->sequences[target[i]]);
-            }
-            mr_scheduler_copy_beam(s, &group->sequences[target[i]],
-                                   &group->sequences[next[i]->beam]);
-        }
+        parents[i] = next[i]->beam;
     }
+    gather_parents(group, parents, n_next, n_before);
+    assign(parents, n_next, targets);
     for (uint32_t i = n_next; i < n_before; i++) {
         mr_scheduler_idle_beam(s, &group->sequences[i]);
     }
     for (uint32_t i = 0; i < n_next; i++) {
-        mr_sequence *beam = &group->sequences[target[i]];
+        mr_sequence *to = &group->sequences[targets[i]];
+        if (targets[i] != parents[i]) {
+            if (targets[i] < n_before) {
+                mr_scheduler_idle_beam(s, to);
+            }
+            mr_scheduler_copy_beam(s, to, &group->sequences[parents[i]]);
+        }
+    }
+    for (uint32_t i = 0; i < n_next; i++) {
+        mr_sequence *beam = &group->sequences[targets[i]];
         beam->logprobs[mr_sequence_generated(beam)] = next[i]->logprob;
         beam->tokens[beam->n_tokens++] = next[i]->token;
         beam->cumulative = next[i]->cumulative;

@@ -124,11 +124,9 @@ static mr_finish read_all(waiter *w, mr_request *request, uint32_t *out, uint32_
 
 static bool is_scripted(const fixture *f, mr_request *request, const uint32_t *tokens, uint32_t n)
 {
-    uint32_t expected[128];
-    mr_finish finish;
-    const uint32_t n_expected = scripted_output(&f->options, request->prompt, request->n_prompt,
-                                                &request->params, expected, &finish);
-    return n <= n_expected && memcmp(tokens, expected, n * sizeof(*tokens)) == 0;
+    scripted_result expected;
+    scripted_output(&f->options, request, 0, &expected);
+    return n <= expected.n_tokens && memcmp(tokens, expected.tokens, n * sizeof(*tokens)) == 0;
 }
 
 static void expect_ends(fixture *f, mr_request *request, mr_finish finish, mr_status status)
