@@ -164,7 +164,7 @@ static void judge(const mr_scheduler_options *options, const mr_request *request
     static scripted_result text;
     uint32_t stops[128];
     const uint32_t n_stops = list_stops(options, request, stops);
-    memset(&text, 0, sizeof(text));
+    text.text_bytes = 0;
     text.matched_stop = MR_NO_STOP;
     h->matched_token = MR_NO_TOKEN;
     h->matched_stop = MR_NO_STOP;

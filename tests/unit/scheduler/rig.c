@@ -115,27 +115,30 @@ mr_request_params rig_params(uint32_t max_tokens)
     };
 }
 
-mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *params)
+mr_request *rig_request_of(rig *r, uint32_t n_prompt, mr_request_spec *spec)
 {
     uint32_t prompt[MAX_PROMPT];
     char id[16];
     mr_request *request = NULL;
     assert_in_range(n_prompt, 1, MAX_PROMPT);
     for (uint32_t i = 0; i < n_prompt; i++) {
-        prompt[i] = 10 + i;
+        prompt[i] = (10 + i) % r->options.vocab_size;
     }
     snprintf(id, sizeof(id), "r%u", r->n_requests++);
-    const mr_request_spec spec = {
-        .id = id,
-        .prompt = prompt,
-        .n_prompt = n_prompt,
-        .params = *params,
-        .arrived_ns = r->now_ns,
-        .deadline_ns = MR_NEVER,
-        .sink = &r->sink,
-    };
-    assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
+    spec->id = id;
+    spec->prompt = prompt;
+    spec->n_prompt = n_prompt;
+    spec->arrived_ns = r->now_ns;
+    spec->deadline_ns = spec->deadline_ns == 0 ? MR_NEVER : spec->deadline_ns;
+    spec->sink = &r->sink;
+    assert_int_equal(mr_request_create(spec, &request, NULL), MR_OK);
     return request;
+}
+
+mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *params)
+{
+    mr_request_spec spec = {.params = *params};
+    return rig_request_of(r, n_prompt, &spec);
 }
 
 void rig_submit(rig *r, mr_request *request)

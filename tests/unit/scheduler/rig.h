@@ -40,7 +40,9 @@ mr_stop *rig_stop(const char *const *strings, size_t count);
 mr_request_params rig_params(uint32_t max_tokens);
 /* A request with prompt {10, 11, …}, and the caller's reference on it. */
 mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *params);
-/* As above, given to the scheduler. */
+/* The same from a spec whose id, prompt, arrival, deadline (0: none) and sink are filled in. */
+mr_request *rig_request_of(rig *r, uint32_t n_prompt, mr_request_spec *spec);
+/* As rig_request(), and given to the scheduler. */
 mr_request *rig_add(rig *r, uint32_t n_prompt, uint32_t max_tokens);
 void rig_submit(rig *r, mr_request *request);
 
