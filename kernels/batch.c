@@ -194,15 +194,20 @@ mr_status mr_batch_add_row(mr_batch_storage *s, const mr_row_params *params,
     if (s->batch.n_tokens == 0) {
         return MR_INVALID_ARGUMENT;
     }
-    if (s->batch.n_rows == s->limits.max_rows ||
-        params->bias_count > s->limits.max_bias - s->n_bias) {
+    const uint32_t row = s->batch.n_rows;
+    const bool shares = bias_tokens == NULL && params->bias_count > 0;
+    if (shares && (row == 0 || s->row_params[row - 1].bias_count != params->bias_count)) {
+        return MR_INVALID_ARGUMENT;
+    }
+    if (row == s->limits.max_rows ||
+        (!shares && params->bias_count > s->limits.max_bias - s->n_bias)) {
         return MR_RESOURCE_EXHAUSTED;
     }
-    const uint32_t row = s->batch.n_rows++;
+    s->batch.n_rows++;
     s->logit_rows[row] = s->batch.n_tokens - 1;
     s->row_params[row] = *params;
-    s->row_params[row].bias_offset = s->n_bias;
-    if (params->bias_count > 0) {
+    s->row_params[row].bias_offset = shares ? s->row_params[row - 1].bias_offset : s->n_bias;
+    if (params->bias_count > 0 && !shares) {
         memcpy(s->bias_tokens + s->n_bias, bias_tokens, params->bias_count * sizeof(*bias_tokens));
         memcpy(s->bias_values + s->n_bias, bias_values, params->bias_count * sizeof(*bias_values));
         s->n_bias += params->bias_count;

@@ -18,7 +18,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MR_MAX_TOP 20            /* alternatives a row */
+#define MR_MAX_TOP 32            /* alternatives a row: two for each of 16 beams */
 #define MR_NULL_BLOCK 0u         /* block 0 takes the writes of padding rows; never allocated */
 #define MR_NO_TARGET UINT32_MAX  /* row_params.target: draw */
 #define MR_NO_TOKEN UINT32_MAX
@@ -142,7 +142,8 @@ MR_MUST_USE mr_status mr_batch_add_seq(mr_batch_storage *storage, uint32_t slot,
 /* Adds a token to the sequence started last; kv_slot has one entry a group. */
 MR_MUST_USE mr_status mr_batch_add_token(mr_batch_storage *storage, int32_t src, uint32_t position,
                                          const uint32_t *kv_slot);
-/* Asks for the logits of the token added last. bias lists may be empty. */
+/* Asks for the logits of the token added last; a token may have several rows. Bias lists may be
+ * empty; NULL with params->bias_count above 0: the row shares the list of the row added last. */
 MR_MUST_USE mr_status mr_batch_add_row(mr_batch_storage *storage, const mr_row_params *params,
                                        const uint32_t *bias_tokens, const float *bias_values);
 MR_MUST_USE mr_status mr_batch_add_block(mr_batch_storage *storage, const mr_block_delta *delta);

@@ -1,77 +1,100 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
 
-/* True when `token` ends its sequence; asked before it is appended. */
-static bool ends_text(const mr_scheduler *s, const mr_sequence *sequence, uint32_t token)
+/* A token that the step drew, with what was asked about it. */
+typedef struct drawn {
+    uint32_t token;
+    float logprob;
+    uint8_t n_top;
+    const mr_alternative *top;
+} drawn;
+
+static drawn drawn_of(const mr_request *request, const mr_step_output *output, uint32_t row)
 {
-    const mr_request_params *params = &sequence->request->params;
-    const uint32_t n_generated = sequence->n_tokens - sequence->request->n_prompt;
-    if (params->ignore_eos || n_generated < params->min_tokens) {
-        return false;
+    drawn d = {.token = output->tokens[row]};
+    if (request->params.logprobs) {
+        const uint8_t asked = request->params.top_logprobs;
+        d.logprob = output->logprobs[row];
+        d.n_top = output->n_top[row] < asked ? output->n_top[row] : asked;
+        d.top = output->top + (size_t)row * MR_MAX_TOP;
     }
-    for (uint32_t i = 0; i < s->options.n_eos; i++) {
-        if (s->eos[i] == token) {
-            return true;
-        }
-    }
-    return false;
+    return d;
 }
 
-static bool is_full(const mr_scheduler *s, const mr_sequence *sequence)
-{
-    const mr_request *request = sequence->request;
-    return sequence->n_tokens - request->n_prompt >= request->params.max_tokens ||
-           sequence->n_tokens >= s->options.max_seq_length;
-}
-
-static void append(mr_scheduler *s, mr_sequence *sequence, const mr_step_output *output,
-                   uint32_t row, uint64_t now_ns)
+static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint64_t now_ns)
 {
     mr_request *request = sequence->request;
-    const uint32_t token = output->tokens[row];
-    const bool stop = ends_text(s, sequence, token);
-    sequence->tokens[sequence->n_tokens++] = token;
+    mr_group *group = sequence->group;
+    const mr_verdict verdict =
+        mr_scheduler_judge(s, request, mr_sequence_generated(sequence), d->token, &sequence->text);
+    sequence->tokens[sequence->n_tokens++] = d->token;
+    sequence->cumulative += (double)d->logprob;
+    group->n_generated++;
     s->stats.generated_tokens++;
     if (request->usage.first_token_ns == 0) {
         request->usage.first_token_ns = now_ns;
     }
-    mr_finish finish = MR_FINISH_NONE;
-    if (stop) {
-        finish = MR_FINISH_STOP;
-    } else if (is_full(s, sequence)) {
-        finish = MR_FINISH_LENGTH;
+    if (verdict.finish != MR_FINISH_NONE) {
+        mr_scheduler_settle(s, sequence, verdict.finish, now_ns);
     }
-    if (finish != MR_FINISH_NONE) {
-        mr_scheduler_settle(s, sequence, finish, now_ns);
-    }
-    mr_token_event event = {
-        .token = token,
-        .finish = (uint8_t)finish,
-        .matched_token = stop ? token : MR_NO_TOKEN,
-        .text_bytes = UINT64_MAX,
+    const mr_token_event event = {
+        .token = d->token,
+        .choice = sequence->choice,
+        .finish = (uint8_t)verdict.finish,
+        .n_top = d->n_top,
+        .matched_stop = verdict.matched_stop,
+        .matched_token = verdict.matched_token,
+        .logprob = d->logprob,
+        .cumulative_logprob = sequence->cumulative,
+        .text_bytes = verdict.text_bytes,
     };
-    const mr_alternative *top = NULL;
-    if (request->params.logprobs) {
-        const uint8_t asked = request->params.top_logprobs;
-        event.logprob = output->logprobs[row];
-        event.n_top = output->n_top[row] < asked ? output->n_top[row] : asked;
-        top = output->top + (size_t)row * MR_MAX_TOP;
-    }
-    mr_scheduler_push(s, sequence, &event, top);
+    mr_scheduler_push(s, group, &event, d->top);
 }
 
-static void take_row(mr_scheduler *s, mr_sequence *sequence, const mr_step_output *output,
-                     uint32_t row, uint64_t now_ns)
+/* False, and the request ended, if one of the rows is damaged. */
+static bool check_rows(mr_scheduler *s, mr_sequence *sequence, const mr_step_output *output,
+                       uint32_t first, uint32_t count, uint64_t now_ns)
 {
-    if (output->corrupt[row] == 0 && output->tokens[row] < s->options.vocab_size) {
-        append(s, sequence, output, row, now_ns);
-        return;
+    for (uint32_t row = first; row < first + count; row++) {
+        if (output->corrupt[row] != 0 || output->tokens[row] >= s->options.vocab_size) {
+            mr_fail(&sequence->request->error, MR_INTERNAL,
+                    "the model gave no usable logits for token %u of the sequence; the weights or "
+                    "the device are damaged, run `millrace verify`",
+                    sequence->n_tokens);
+            mr_scheduler_end(s, sequence->group, MR_FINISH_ERROR, now_ns);
+            return false;
+        }
     }
-    mr_fail(&sequence->request->error, MR_INTERNAL,
-            "the model gave no usable logits for token %u of the sequence; the weights or the "
-            "device are damaged, run `millrace verify`",
-            sequence->n_tokens);
-    mr_scheduler_end(s, sequence, MR_FINISH_ERROR, now_ns);
+    return true;
+}
+
+static void take_scores(mr_request *request, const mr_step_output *output, uint32_t first,
+                        uint32_t count)
+{
+    const uint8_t asked = request->params.top_logprobs;
+    for (uint32_t row = first; row < first + count; row++) {
+        const uint32_t index = request->n_prompt_scored++;
+        const uint8_t n_top = output->n_top[row] < asked ? output->n_top[row] : asked;
+        request->prompt_logprobs[index] =
+            (mr_prompt_logprob){.logprob = output->logprobs[row], .n_top = n_top};
+        for (uint8_t i = 0; i < n_top; i++) {
+            request->prompt_top[(size_t)index * asked + i] = output->top[row * MR_MAX_TOP + i];
+        }
+    }
+}
+
+static void take_rows(mr_scheduler *s, const mr_planned *part, const mr_step_output *output,
+                      uint32_t first, uint64_t now_ns)
+{
+    mr_sequence *sequence = part->sequence;
+    mr_group *group = sequence->group;
+    if (group->n_generated == 0 && group->n_sequences > 1) {
+        mr_scheduler_fork(s, sequence, part->drawn);
+    }
+    for (uint32_t i = 0; i < part->drawn; i++) {
+        const drawn d = drawn_of(sequence->request, output, first + i);
+        append(s, &sequence[i], &d, now_ns);
+    }
 }
 
 /* Tokens of the prompt among the next `count` of the sequence. */
@@ -82,20 +105,54 @@ static uint32_t prompt_part(const mr_sequence *sequence, uint32_t count)
     return count < left ? count : left;
 }
 
+/* The first of the beams speaks for all: their parts follow each other, and each has a row or
+ * none has. */
+static void apply_beams(mr_scheduler *s, const mr_planned *part, const mr_step_output *output,
+                        uint32_t row, uint64_t now_ns)
+{
+    mr_group *group = part->sequence->group;
+    if (part->drawn > 0) {
+        const uint32_t rows = group->beams->n_live > 0 ? group->beams->n_live : 1;
+        if (part->sequence == &group->sequences[0] &&
+            check_rows(s, part->sequence, output, row, rows, now_ns)) {
+            mr_scheduler_search(s, group, output, row, now_ns);
+        }
+    } else if (!group->beams->attached && group->beams->n_live > 0 &&
+               part->sequence->n_computed >= part->sequence->request->n_prompt) {
+        mr_scheduler_attach_beams(s, group);
+    }
+}
+
 void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t now_ns)
 {
     MR_CHECK(output->n_rows == s->n_rows);
     s->last_ns = now_ns;
-    uint32_t row = 0;
+    s->n_copies = 0;
     for (uint32_t i = 0; i < s->n_planned; i++) {
         const mr_planned *part = &s->planned[i];
         s->stats.prompt_tokens += prompt_part(part->sequence, part->tokens);
         part->sequence->n_computed += part->tokens;
-        if (part->row) {
-            take_row(s, part->sequence, output, row++, now_ns);
+    }
+    uint32_t row = 0;
+    for (uint32_t i = 0; i < s->n_planned; i++) {
+        const mr_planned *part = &s->planned[i];
+        mr_sequence *sequence = part->sequence;
+        const uint32_t first = row;
+        const uint32_t rows = part->scored + part->drawn;
+        row += rows;
+        /* Another of its choices may have ended the request just now. */
+        if (sequence->group->n_open == 0 || !check_rows(s, sequence, output, first, rows, now_ns)) {
+            continue;
+        }
+        take_scores(sequence->request, output, first, part->scored);
+        if (sequence->group->beams != NULL) {
+            apply_beams(s, part, output, first + part->scored, now_ns);
+        } else if (part->drawn > 0) {
+            take_rows(s, part, output, first + part->scored, now_ns);
         }
     }
     s->n_planned = 0;
     s->n_rows = 0;
+    mr_scheduler_drop_ended(s);
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
 }

@@ -66,6 +66,18 @@ static void device_failed(mr_engine *engine, const mr_error *err)
     mr_scheduler_fail(engine->scheduler, &engine->failure, mr_clock_now(&engine->clock));
 }
 
+/* Runs the planned step. */
+static mr_status run(mr_engine *engine, mr_step_output *output, mr_error *err)
+{
+    size_t count;
+    const mr_block_copy *copies = mr_scheduler_copies(engine->scheduler, &count);
+    if (count > 0) {
+        MR_TRY(engine->exec->vt->copy_blocks(engine->exec, copies, count, err));
+    }
+    MR_TRY(engine->exec->vt->submit(engine->exec, mr_batch_get(engine->storage), err));
+    return engine->exec->vt->wait(engine->exec, output, err);
+}
+
 /* Plans a step and runs it. False, and when to come again, when there is nothing to run. */
 static bool step(mr_engine *engine, uint64_t *wake_ns)
 {
@@ -77,11 +89,7 @@ static bool step(mr_engine *engine, uint64_t *wake_ns)
     mr_scheduler_publish(engine->scheduler);
     mr_error err = {0};
     mr_step_output output;
-    mr_status status = engine->exec->vt->submit(engine->exec, mr_batch_get(engine->storage), &err);
-    if (status == MR_OK) {
-        status = engine->exec->vt->wait(engine->exec, &output, &err);
-    }
-    if (status != MR_OK) {
+    if (run(engine, &output, &err) != MR_OK) {
         device_failed(engine, &err);
         return true;
     }

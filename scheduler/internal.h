@@ -3,12 +3,15 @@
  * What the files of the scheduler share, and tests look into.
  *
  *   scheduler.c  create, add, fail, stats         residency.c  slots and blocks: admit, grow,
- * preempt plan.c       who runs, rows of the batch      apply.c      tokens of the finished step
- *   outbox.c     last events, news to the sinks   sequence.c   token list, ordered lists
+ * preempt plan.c       who runs, and how much of it     rows.c       rows of the batch, and their
+ * parameters apply.c      tokens of the finished step      fork.c       choices and beams on shared
+ * blocks search.c     a step of beam search            verdict.c    what a token does to its choice
+ *   outbox.c     last events, news to the sinks   sequence.c   groups, ordered lists
  */
 #ifndef MILLRACE_SCHEDULER_INTERNAL_H
 #define MILLRACE_SCHEDULER_INTERNAL_H
 
+#include "scheduler/beam.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/sequence.h"
 
@@ -16,7 +19,8 @@
 typedef struct mr_planned {
     mr_sequence *sequence;
     uint32_t tokens;
-    bool row; /* its last token has a row of logits */
+    uint32_t scored; /* rows that score prompt tokens, from the request's n_prompt_scored on */
+    uint32_t drawn; /* rows after its last token: choices 0 … drawn − 1 of a new request, else 1 */
 } mr_planned;
 
 struct mr_scheduler {
@@ -25,14 +29,22 @@ struct mr_scheduler {
     uint32_t block_size;
     uint32_t total_blocks; /* of the pool, without the null block */
     uint32_t max_running;  /* sequences, and slots 0 … max_running − 1 */
-    uint32_t max_live;     /* waiting and running */
+    uint32_t max_rows;     /* R of a step */
+    uint32_t max_history;  /* history tokens of a step */
+    uint32_t max_live;     /* requests, waiting and running */
     uint32_t max_blocks;   /* of one sequence */
     uint32_t *eos;         /* owns, [n_eos]; options.eos points here */
-    float *bans;           /* owns, [n_eos] −INFINITY */
+    uint32_t *bias_tokens; /* owns: scratch for the list of a row that bans stop tokens */
+    float *bias_values;
 
-    /* A live sequence is in exactly one of the two between calls. */
+    /* A live sequence that is born is in exactly one of them between calls; of the beams of a
+     * search the first stands for all. */
     mr_sequence_list waiting;
     mr_sequence_list running;
+    mr_sequence_list draining;
+    uint32_t n_groups;         /* live requests */
+    uint32_t n_groups_running; /* those that have something running */
+    uint32_t n_sequences;      /* of live requests, the unborn and ended ones too */
 
     uint32_t *tables;     /* owns, [max_running][max_blocks] blocks of each slot */
     uint32_t *free_slots; /* owns, a stack */
@@ -41,7 +53,13 @@ struct mr_scheduler {
     mr_planned *planned; /* owns, [max_running] in batch order */
     uint32_t n_planned;
     uint32_t n_rows;
-    uint32_t tokens_left; /* of the budget of the step being planned */
+    uint32_t tokens_left; /* of what the step being planned may have */
+    uint32_t rows_left;
+    uint32_t history_left;
+
+    mr_block_copy *copies; /* owns, [max_copies] to be made before the next step, in this order */
+    uint32_t n_copies;
+    uint32_t max_copies;
 
     mr_request **news;  /* owns, [max_news] requests to announce, each once */
     mr_request **group; /* owns, [max_news] those of one sink */
@@ -52,33 +70,104 @@ struct mr_scheduler {
     uint64_t window_ns; /* an idle scheduler gathers companions until then; 0: it does not */
     uint64_t last_prefill_step; /* 0: none */
     uint64_t last_ns;           /* the latest time seen */
+    uint32_t empty_plans;       /* in a row, though something runs and nothing is waited for */
     mr_scheduler_stats stats;   /* counters; gauges are filled when asked for */
 };
 
 /* outbox.c */
 
 /* Marks the request as one with news. */
-void mr_scheduler_announce(mr_scheduler *scheduler, mr_sequence *sequence);
-/* Ends a sequence: gives back slot and blocks and completes usage. Its last event is pushed next.
- * The caller takes it out of its list. */
+void mr_scheduler_announce(mr_scheduler *scheduler, mr_group *group);
+/* Accounts for the end of a choice with so many tokens, and of its request if it was the last one.
+ * The choice's last event is pushed next. */
+void mr_scheduler_close(mr_scheduler *scheduler, mr_group *group, mr_finish finish, uint32_t tokens,
+                        uint64_t now_ns);
+/* Ends a sequence that is a choice: gives back slot and blocks, and closes the choice. The caller
+ * takes it out of its list. */
 void mr_scheduler_settle(mr_scheduler *scheduler, mr_sequence *sequence, mr_finish finish,
                          uint64_t now_ns);
-/* Pushes an event; plan() left room for it. `top` is [event->n_top]. */
-void mr_scheduler_push(mr_scheduler *scheduler, mr_sequence *sequence, const mr_token_event *event,
+/* Pushes an event; there is room for it. `top` is [event->n_top]. */
+void mr_scheduler_push(mr_scheduler *scheduler, mr_group *group, const mr_token_event *event,
                        const mr_alternative *top);
-/* Ends a sequence without a token; its request's error is set. */
-void mr_scheduler_end(mr_scheduler *scheduler, mr_sequence *sequence, mr_finish finish,
-                      uint64_t now_ns);
+/* Ends all open choices of a request without a token; its error is set. The caller takes what is
+ * ENDED then out of the lists. */
+void mr_scheduler_end(mr_scheduler *scheduler, mr_group *group, mr_finish finish, uint64_t now_ns);
+/* Drops ENDED sequences from all lists. */
+void mr_scheduler_drop_ended(mr_scheduler *scheduler);
 
 /* residency.c */
 
-/* Gives a waiting sequence a slot and the blocks of all its tokens; false, and nothing changed,
- * when they are not there. The caller takes it out of `waiting`. */
-bool mr_scheduler_admit(mr_scheduler *scheduler, mr_sequence *sequence, uint64_t now_ns);
-/* Gives running[index] the block for its next token, if need be by preempting others; false when
- * there is none to be had. Preempted ones stay in `running` until the caller drops them. */
+typedef enum mr_admission {
+    MR_ADMITTED,
+    MR_ADMIT_LATER, /* slots or blocks are not there now; nothing changed */
+    MR_ADMIT_NEVER, /* the whole pool would not do */
+} mr_admission;
+
+/* Gives a waiting sequence a slot and the blocks of all its tokens; beams get theirs together. The
+ * caller takes it out of `waiting`. */
+mr_admission mr_scheduler_admit(mr_scheduler *scheduler, mr_sequence *sequence, uint64_t now_ns);
+/* Whether the tokens of the sequence, or of all live beams, have their blocks. */
+bool mr_scheduler_has_room(const mr_scheduler *scheduler, const mr_sequence *sequence);
+/* Gives running[index] the blocks for its next token, if need be by preempting others; false when
+ * they are not to be had. Preempted ones stay in `running` until the caller drops them. */
 bool mr_scheduler_grow(mr_scheduler *scheduler, uint32_t index);
-/* Gives back slot and blocks, if it has them. */
+/* Gives back slots and blocks, if it has them. */
 void mr_scheduler_release(mr_scheduler *scheduler, mr_sequence *sequence);
+/* A sequence that was preempted max_preemptions times keeps what it has. */
+bool mr_scheduler_protects(const mr_scheduler *scheduler, const mr_sequence *sequence);
+/* Blocks for everything that a choice or beam of the request may come to compute. */
+uint32_t mr_scheduler_life_blocks(const mr_scheduler *scheduler, const mr_request *request);
+/* Makes a resident sequence of one that has its slot and blocks. */
+void mr_scheduler_enter(mr_scheduler *scheduler, mr_sequence *sequence);
+
+/* fork.c */
+
+/* Lets choices 1 … n − 1 begin where the first one, which has computed the prompt, stands: on its
+ * blocks where slot and blocks are to be had and a row of theirs was drawn (choices below `drawn`),
+ * else as waiting sequences that compute the prompt themselves. */
+void mr_scheduler_fork(mr_scheduler *scheduler, mr_sequence *first, uint32_t drawn);
+/* Lets an idle beam become a copy of a live one, blocks shared. */
+void mr_scheduler_copy_beam(mr_scheduler *scheduler, mr_sequence *to, const mr_sequence *from);
+/* Takes a beam out of use; it keeps blocks of its own. */
+void mr_scheduler_idle_beam(mr_scheduler *scheduler, mr_sequence *beam);
+/* Shares the prompt's blocks, which the first beam has computed again, with the other live ones. */
+void mr_scheduler_attach_beams(mr_scheduler *scheduler, mr_group *group);
+
+/* rows.c */
+
+/* How many tokens of the sequence the step can take, at most `limit`: as tokens, rows and history
+ * are left. */
+uint32_t mr_scheduler_chunk(const mr_scheduler *scheduler, const mr_sequence *sequence,
+                            uint32_t limit);
+/* Puts its next `count` tokens into the batch, with the rows that belong to them. */
+void mr_scheduler_emit(mr_scheduler *scheduler, mr_sequence *sequence, uint32_t count,
+                       mr_batch_storage *storage);
+
+/* verdict.c */
+
+typedef struct mr_verdict {
+    mr_finish finish; /* NONE: it goes on */
+    uint32_t matched_token;
+    uint16_t matched_stop;
+    uint64_t text_bytes; /* for the event */
+} mr_verdict;
+
+/* What `token`, drawn after n_generated others, does to its choice; `text` moves on. */
+mr_verdict mr_scheduler_judge(const mr_scheduler *scheduler, const mr_request *request,
+                              uint32_t n_generated, uint32_t token, mr_text_state *text);
+/* Whether end and stop tokens are banned for the token after n_generated others. */
+bool mr_scheduler_bans_stops(const mr_request *request, uint32_t n_generated);
+
+/* search.c */
+
+/* Applies a step of beam search: rows first_row … of the output, one a live beam (the prompt's row
+ * when there is none). The search may end. */
+void mr_scheduler_search(mr_scheduler *scheduler, mr_group *group, const mr_step_output *output,
+                         uint32_t first_row, uint64_t now_ns);
+/* Ends a search before its time, with what it has: false, and nothing done, if that is nothing. */
+bool mr_scheduler_cut_search(mr_scheduler *scheduler, mr_group *group, mr_finish finish,
+                             uint64_t now_ns);
+/* Pushes results while the ring has room. The group ends with the last of them. */
+void mr_scheduler_drain(mr_scheduler *scheduler, mr_group *group, uint64_t now_ns);
 
 #endif

@@ -1,51 +1,118 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
 
-void mr_scheduler_announce(mr_scheduler *s, mr_sequence *sequence)
+void mr_scheduler_announce(mr_scheduler *s, mr_group *group)
 {
-    if (sequence->announced) {
+    if (group->announced) {
         return;
     }
     MR_CHECK(s->n_news < s->max_news);
-    sequence->announced = true;
-    s->news[s->n_news++] = sequence->request;
+    group->announced = true;
+    s->news[s->n_news++] = group->request;
+}
+
+void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint32_t tokens,
+                        uint64_t now_ns)
+{
+    mr_request_usage *usage = &group->request->usage;
+    MR_CHECK(group->n_open > 0);
+    group->n_open--;
+    /* A request counts as what the worst of its choices ended with; the values are in that order.
+     */
+    group->finish = finish > group->finish ? finish : group->finish;
+    usage->completion_tokens += tokens;
+    usage->finished_ns = now_ns;
+    if (group->n_open == 0) {
+        s->stats.finished[group->finish]++;
+        s->n_groups -= group->live;
+        s->n_sequences -= group->live ? group->n_sequences : 0;
+        group->live = false;
+    }
 }
 
 void mr_scheduler_settle(mr_scheduler *s, mr_sequence *sequence, mr_finish finish, uint64_t now_ns)
 {
-    mr_request_usage *usage = &sequence->request->usage;
     mr_scheduler_release(s, sequence);
     sequence->state = MR_SEQUENCE_ENDED;
-    usage->completion_tokens = sequence->n_tokens - sequence->request->n_prompt;
-    usage->finished_ns = now_ns;
-    s->stats.finished[finish]++;
+    mr_scheduler_close(s, sequence->group, finish, mr_sequence_generated(sequence), now_ns);
 }
 
-void mr_scheduler_push(mr_scheduler *s, mr_sequence *sequence, const mr_token_event *event,
+void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *event,
                        const mr_alternative *top)
 {
-    mr_ring *ring = &sequence->request->events;
+    mr_ring *ring = &group->request->events;
+    if (group->ring_space <= group->n_open) {
+        group->ring_space = mr_ring_space(ring);
+    }
     mr_token_event *entry = mr_ring_reserve(ring);
-    MR_CHECK(entry != NULL && sequence->ring_space > 0);
+    MR_CHECK(entry != NULL && group->ring_space > 0);
     *entry = *event;
+    entry->last = group->n_open == 0;
     for (uint32_t i = 0; i < event->n_top; i++) {
         entry->top[i] = top[i];
     }
     mr_ring_commit(ring);
-    sequence->ring_space--;
-    mr_scheduler_announce(s, sequence);
+    group->ring_space--;
+    mr_scheduler_announce(s, group);
 }
 
-void mr_scheduler_end(mr_scheduler *s, mr_sequence *sequence, mr_finish finish, uint64_t now_ns)
+static void push_end(mr_scheduler *s, mr_group *group, uint32_t choice, mr_finish finish)
 {
-    mr_scheduler_settle(s, sequence, finish, now_ns);
     const mr_token_event event = {
         .token = MR_NO_TOKEN,
+        .choice = (uint16_t)choice,
         .finish = (uint8_t)finish,
+        .matched_stop = MR_NO_STOP,
         .matched_token = MR_NO_TOKEN,
         .text_bytes = UINT64_MAX,
     };
-    mr_scheduler_push(s, sequence, &event, NULL);
+    mr_scheduler_push(s, group, &event, NULL);
+}
+
+/* Results that did not go out are lost; the choice that was going out keeps what did. */
+static void end_search(mr_scheduler *s, mr_group *group, mr_finish finish, uint64_t now_ns)
+{
+    mr_beams *beams = group->beams;
+    mr_scheduler_release(s, &group->sequences[0]);
+    group->sequences[0].state = MR_SEQUENCE_ENDED;
+    while (group->n_open > 0) {
+        mr_scheduler_close(s, group, finish, beams->token, now_ns);
+        push_end(s, group, beams->choice++, finish);
+        beams->token = 0;
+    }
+}
+
+void mr_scheduler_end(mr_scheduler *s, mr_group *group, mr_finish finish, uint64_t now_ns)
+{
+    if (group->beams != NULL) {
+        end_search(s, group, finish, now_ns);
+        return;
+    }
+    for (uint32_t i = 0; i < group->n_sequences; i++) {
+        mr_sequence *sequence = &group->sequences[i];
+        if (sequence->state != MR_SEQUENCE_ENDED) {
+            mr_scheduler_settle(s, sequence, finish, now_ns);
+            push_end(s, group, i, finish);
+        }
+    }
+}
+
+static void drop_ended(mr_sequence_list *list)
+{
+    uint32_t kept = 0;
+    for (uint32_t i = 0; i < list->count; i++) {
+        if (list->items[i]->state != MR_SEQUENCE_ENDED) {
+            list->items[kept++] = list->items[i];
+        }
+    }
+    list->count = kept;
+}
+
+void mr_scheduler_drop_ended(mr_scheduler *s)
+{
+    drop_ended(&s->running);
+    drop_ended(&s->waiting);
+    drop_ended(&s->draining);
 }
 
 /* Moves the news of `sink` into the group and gives their number. */
@@ -56,7 +123,7 @@ static uint32_t take_group(mr_scheduler *s, const mr_sink *sink)
     for (uint32_t i = 0; i < s->n_news; i++) {
         mr_request *request = s->news[i];
         if (request->sink == sink) {
-            request->sequence->announced = false;
+            request->group->announced = false;
             s->group[taken++] = request;
         } else {
             s->news[kept++] = request;
@@ -73,7 +140,7 @@ void mr_scheduler_publish(mr_scheduler *s)
         const uint32_t count = take_group(s, sink);
         sink->publish(sink, s->group, count);
         for (uint32_t i = 0; i < count; i++) {
-            if (s->group[i]->sequence->state == MR_SEQUENCE_ENDED) {
+            if (s->group[i]->group->n_open == 0) {
                 mr_request_unref(s->group[i]);
             }
         }

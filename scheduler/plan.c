@@ -4,75 +4,124 @@
  * the token budget with decodes first and prefill chunks after them, oldest first. The work is in
  * proportion to the sequences and the tokens of the step, never to contexts or to the pool.
  */
+#include "base/log.h"
 #include "scheduler/internal.h"
 
 /* How often the ring of a paused sequence is looked at while nothing else runs. */
 #define PAUSED_POLL_NS (5 * MR_NS_PER_MS)
 
-#define RING_RESERVE 1u /* entries kept free for a last event without a token */
+/* Entries that must be free for a step: a token of each open choice, and its last event. */
+#define RING_PER_CHOICE 2u
 
 static uint64_t min_u64(uint64_t a, uint64_t b)
 {
     return a < b ? a : b;
 }
 
-/* Pauses a sequence whose ring is full, wakes one whose reader caught up. True: it has been paused
- * for too long. */
-static bool watch_reader(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns, uint64_t *wake_ns)
+/* True: it has been paused for too long. */
+static bool is_overdue(mr_scheduler *s, const mr_group *group, uint64_t now_ns, uint64_t *wake_ns)
 {
-    if (sequence->ring_space <= RING_RESERVE) {
-        sequence->ring_space = mr_ring_space(&sequence->request->events);
-    }
-    if (sequence->ring_space > RING_RESERVE) {
-        sequence->paused_ns = MR_NEVER;
-        return false;
-    }
-    if (!mr_sequence_paused(sequence)) {
-        sequence->paused_ns = now_ns;
-    }
-    const uint64_t limit_ns = mr_time_add(sequence->paused_ns, s->options.slow_reader_timeout_ns);
+    const uint64_t limit_ns = mr_time_add(group->paused_ns, s->options.slow_reader_timeout_ns);
     *wake_ns = min_u64(*wake_ns, min_u64(limit_ns, mr_time_add(now_ns, PAUSED_POLL_NS)));
     return now_ns >= limit_ns;
 }
 
-/* Ends the sequence if it is cancelled, overdue or not read. */
-static void check_life(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns, uint64_t *wake_ns)
+/* Pauses a request whose ring is full, wakes one whose reader caught up. True: it has been paused
+ * for too long. A search has nothing to say before its end. */
+static bool watch_reader(mr_scheduler *s, mr_group *group, uint64_t now_ns, uint64_t *wake_ns)
 {
-    mr_request *request = sequence->request;
+    const uint32_t wanted = RING_PER_CHOICE * group->n_open;
+    if (group->n_generated == 0 || group->beams != NULL) {
+        return false;
+    }
+    if (group->ring_space < wanted) {
+        group->ring_space = mr_ring_space(&group->request->events);
+    }
+    if (group->ring_space >= wanted) {
+        group->paused_ns = MR_NEVER;
+        return false;
+    }
+    if (!mr_group_paused(group)) {
+        group->paused_ns = now_ns;
+    }
+    return is_overdue(s, group, now_ns, wake_ns);
+}
+
+static void end_slow_reader(mr_scheduler *s, mr_group *group, uint64_t now_ns)
+{
+    mr_request *request = group->request;
+    mr_fail(&request->error, MR_RESOURCE_EXHAUSTED,
+            "slow reader: nothing was read for %llu ms while %u tokens waited; read the stream "
+            "faster",
+            (unsigned long long)(s->options.slow_reader_timeout_ns / MR_NS_PER_MS),
+            mr_ring_count(&request->events));
+    mr_scheduler_end(s, group, MR_FINISH_ERROR, now_ns);
+}
+
+/* Ends the request if it is cancelled or overdue. */
+static void check_life(mr_scheduler *s, mr_group *group, uint64_t now_ns, uint64_t *wake_ns)
+{
+    mr_request *request = group->request;
     if (mr_flag_get(&request->cancelled)) {
         mr_fail(&request->error, MR_CANCELLED, "the request was cancelled");
-        mr_scheduler_end(s, sequence, MR_FINISH_CANCELLED, now_ns);
+        mr_scheduler_end(s, group, MR_FINISH_CANCELLED, now_ns);
         return;
     }
     if (now_ns >= request->deadline_ns) {
         mr_fail(&request->error, MR_DEADLINE_EXCEEDED,
-                "the time of the request was over after %u of at most %u tokens",
-                sequence->n_tokens - request->n_prompt, request->params.max_tokens);
-        mr_scheduler_end(s, sequence, MR_FINISH_TIME_LIMIT, now_ns);
+                "the time of the request was over after %u tokens, of at most %u a choice",
+                group->n_generated, request->params.max_tokens);
+        mr_scheduler_end(s, group, MR_FINISH_TIME_LIMIT, now_ns);
+        return;
+    }
+    const bool drains = group->sequences[0].state == MR_SEQUENCE_DRAINING;
+    if (now_ns >= group->limit_ns && !drains &&
+        !mr_scheduler_cut_search(s, group, MR_FINISH_TIME_LIMIT, now_ns)) {
+        mr_scheduler_end(s, group, MR_FINISH_TIME_LIMIT, now_ns);
         return;
     }
     *wake_ns = min_u64(*wake_ns, request->deadline_ns);
-    if (sequence->n_tokens > request->n_prompt && watch_reader(s, sequence, now_ns, wake_ns)) {
-        mr_fail(&request->error, MR_RESOURCE_EXHAUSTED,
-                "slow reader: nothing was read for %llu ms while %u tokens waited; read the "
-                "stream faster",
-                (unsigned long long)(s->options.slow_reader_timeout_ns / MR_NS_PER_MS),
-                mr_ring_count(&request->events));
-        mr_scheduler_end(s, sequence, MR_FINISH_ERROR, now_ns);
-    }
+    *wake_ns = drains ? *wake_ns : min_u64(*wake_ns, group->limit_ns);
 }
 
 static void sweep(mr_scheduler *s, mr_sequence_list *list, uint64_t now_ns, uint64_t *wake_ns)
 {
-    uint32_t kept = 0;
     for (uint32_t i = 0; i < list->count; i++) {
         mr_sequence *sequence = list->items[i];
-        check_life(s, sequence, now_ns, wake_ns);
-        if (sequence->state != MR_SEQUENCE_ENDED) {
-            list->items[kept++] = sequence;
+        /* The end of one choice may have been that of others. */
+        if (sequence->state == MR_SEQUENCE_ENDED) {
+            continue;
+        }
+        check_life(s, sequence->group, now_ns, wake_ns);
+        if ((sequence->state == MR_SEQUENCE_RUNNING || sequence->state == MR_SEQUENCE_WAITING) &&
+            watch_reader(s, sequence->group, now_ns, wake_ns)) {
+            end_slow_reader(s, sequence->group, now_ns);
         }
     }
-    list->count = kept;
+}
+
+/* Pushes results of finished searches. */
+static void drain(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
+{
+    for (uint32_t i = 0; i < s->draining.count; i++) {
+        mr_group *group = s->draining.items[i]->group;
+        mr_scheduler_drain(s, group, now_ns);
+        if (group->n_open > 0 && is_overdue(s, group, now_ns, wake_ns)) {
+            end_slow_reader(s, group, now_ns);
+        }
+    }
+}
+
+static void sweep_all(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
+{
+    sweep(s, &s->running, now_ns, wake_ns);
+    sweep(s, &s->waiting, now_ns, wake_ns);
+    sweep(s, &s->draining, now_ns, wake_ns);
+    mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
+    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    mr_sequence_list_keep(&s->draining, MR_SEQUENCE_DRAINING);
+    drain(s, now_ns, wake_ns);
+    mr_sequence_list_keep(&s->draining, MR_SEQUENCE_DRAINING);
 }
 
 /* True while an idle scheduler gathers companions for its first step. */
@@ -94,11 +143,6 @@ static bool gathering(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
     return false;
 }
 
-static bool has_room(const mr_scheduler *s, const mr_sequence *sequence)
-{
-    return (uint64_t)sequence->n_blocks * s->block_size >= sequence->n_tokens;
-}
-
 static bool runs_alone(const mr_scheduler *s)
 {
     uint32_t running = 0;
@@ -108,6 +152,26 @@ static bool runs_alone(const mr_scheduler *s)
     return running == 1;
 }
 
+/* Beams take a step only together: each has one token to compute. */
+static bool decodes(const mr_sequence *sequence)
+{
+    const uint32_t members = sequence->group->beams != NULL ? sequence->group->beams->n_live : 1;
+    bool all = members > 0;
+    for (uint32_t i = 0; i < members; i++) {
+        all = all && mr_sequence_decodes(&sequence[i]);
+    }
+    return all;
+}
+
+static void end_outgrown(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns)
+{
+    mr_fail(&sequence->request->error, MR_RESOURCE_EXHAUSTED,
+            "the whole KV cache of %u blocks is full after %u tokens of this request alone; ask "
+            "for fewer tokens%s or raise kv_cache_memory",
+            s->total_blocks, sequence->n_tokens, sequence->group->beams != NULL ? " or beams" : "");
+    mr_scheduler_end(s, sequence->group, MR_FINISH_ERROR, now_ns);
+}
+
 /* Gives decodes their next blocks, oldest first. One that gets none stays where it is and sits this
  * step out: an older one may take its blocks, or another's end gives it some. */
 static void grow_decodes(mr_scheduler *s, uint64_t now_ns)
@@ -115,150 +179,167 @@ static void grow_decodes(mr_scheduler *s, uint64_t now_ns)
     bool exhausted = false; /* what an older one could not get, a newer one cannot either */
     for (uint32_t i = 0; i < s->running.count && !exhausted; i++) {
         mr_sequence *sequence = s->running.items[i];
-        if (sequence->state != MR_SEQUENCE_RUNNING || mr_sequence_paused(sequence) ||
-            !mr_sequence_decodes(sequence) || has_room(s, sequence) || mr_scheduler_grow(s, i)) {
+        if (sequence->state != MR_SEQUENCE_RUNNING || mr_group_paused(sequence->group) ||
+            !decodes(sequence) || mr_scheduler_has_room(s, sequence) || mr_scheduler_grow(s, i)) {
             continue;
         }
         exhausted = true;
         if (runs_alone(s)) {
-            mr_fail(&sequence->request->error, MR_RESOURCE_EXHAUSTED,
-                    "the whole KV cache of %u blocks is full after %u tokens of this request "
-                    "alone; ask for fewer tokens or raise kv_cache_memory",
-                    s->total_blocks, sequence->n_tokens);
-            mr_scheduler_end(s, sequence, MR_FINISH_ERROR, now_ns);
+            end_outgrown(s, sequence, now_ns);
         }
     }
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
+    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
 }
 
-static void add_row(mr_scheduler *s, const mr_sequence *sequence, mr_batch_storage *storage)
+/* Puts the next token of a decode into the batch; of all beams or of none. */
+static void emit_decode(mr_scheduler *s, mr_sequence *sequence, mr_batch_storage *storage)
 {
-    const mr_request *request = sequence->request;
-    const mr_request_params *wanted = &request->params;
-    const uint32_t n_generated = sequence->n_tokens - request->n_prompt;
-    const bool ban_eos = !wanted->ignore_eos && n_generated < wanted->min_tokens;
-    const mr_row_params params = {
-        .temperature = wanted->temperature,
-        .top_p = wanted->top_p,
-        .min_p = wanted->min_p,
-        .top_k = wanted->top_k,
-        .repetition_penalty = wanted->repetition_penalty,
-        .presence_penalty = wanted->presence_penalty,
-        .frequency_penalty = wanted->frequency_penalty,
-        .key = request->key,
-        .position = sequence->n_tokens,
-        .target = MR_NO_TARGET,
-        .bias_count = ban_eos ? s->options.n_eos : 0,
-        .history_len = sequence->penalties ? sequence->n_tokens : 0,
-        .prompt_len = sequence->penalties ? request->n_prompt : 0,
-        .n_top = wanted->logprobs ? wanted->top_logprobs : 0,
-        .want_logprob = wanted->logprobs,
-        .processed = wanted->logprobs_processed,
-    };
-    MR_CHECK(mr_batch_add_row(storage, &params, s->eos, s->bans) == MR_OK);
-    s->n_rows++;
-}
-
-static void add_tokens(const mr_scheduler *s, const mr_sequence *sequence, uint32_t end,
-                       mr_batch_storage *storage)
-{
-    uint32_t index = sequence->n_computed / s->block_size;
-    uint32_t offset = sequence->n_computed % s->block_size;
-    for (uint32_t position = sequence->n_computed; position < end; position++) {
-        const uint32_t kv_slot = sequence->blocks[index] * s->block_size + offset;
-        const int32_t token = (int32_t)sequence->tokens[position];
-        MR_CHECK(mr_batch_add_token(storage, token, position, &kv_slot) == MR_OK);
-        if (++offset == s->block_size) {
-            offset = 0;
-            index++;
-        }
+    const mr_beams *beams = sequence->group->beams;
+    const uint32_t members = beams != NULL ? beams->n_live : 1;
+    uint64_t history = 0;
+    for (uint32_t i = 0; i < members; i++) {
+        history += sequence[i].n_tokens - sequence[i].history_sent;
     }
-}
-
-/* Puts the next `count` tokens of a running sequence into the batch. */
-static void emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count, mr_batch_storage *storage)
-{
-    const uint32_t end = sequence->n_computed + count;
-    if (s->n_planned == 0) {
-        mr_batch_reset(storage);
+    /* Tokens and rows there are: one for every slot. */
+    if (sequence->group->penalties && history > s->history_left) {
+        return;
     }
-    MR_CHECK(mr_batch_add_seq(storage, sequence->slot, end, 0) == MR_OK);
-    /* Blocks are told as they come into use, which bounds what a step has to tell. */
-    const uint32_t in_use = mr_blocks_for(end, s->block_size);
-    for (; sequence->n_sent < in_use; sequence->n_sent++) {
-        const mr_block_delta delta = {
-            .slot = sequence->slot,
-            .index = sequence->n_sent,
-            .block = sequence->blocks[sequence->n_sent],
-        };
-        MR_CHECK(mr_batch_add_block(storage, &delta) == MR_OK);
+    for (uint32_t i = 0; i < members; i++) {
+        mr_scheduler_emit(s, &sequence[i], 1, storage);
     }
-    add_tokens(s, sequence, end, storage);
-    if (sequence->penalties) {
-        MR_CHECK(mr_batch_add_history(storage, sequence->slot, sequence->n_computed,
-                                      sequence->tokens + sequence->n_computed, count) == MR_OK);
-    }
-    const bool row = end == sequence->n_tokens;
-    if (row) {
-        add_row(s, sequence, storage);
-    }
-    s->planned[s->n_planned++] = (mr_planned){.sequence = sequence, .tokens = count, .row = row};
-    s->tokens_left -= count;
 }
 
 static void plan_decodes(mr_scheduler *s, mr_batch_storage *storage)
 {
     for (uint32_t i = 0; i < s->running.count; i++) {
         mr_sequence *sequence = s->running.items[i];
-        if (!mr_sequence_paused(sequence) && mr_sequence_decodes(sequence) &&
-            has_room(s, sequence)) {
-            emit(s, sequence, 1, storage);
+        if (!mr_group_paused(sequence->group) && decodes(sequence) &&
+            mr_scheduler_has_room(s, sequence)) {
+            emit_decode(s, sequence, storage);
         }
     }
 }
 
-static void plan_chunk(mr_scheduler *s, mr_sequence *sequence, mr_batch_storage *storage)
+static void plan_chunk(mr_scheduler *s, mr_sequence *sequence, uint32_t limit,
+                       mr_batch_storage *storage)
 {
-    const uint32_t missing = sequence->n_tokens - sequence->n_computed;
-    emit(s, sequence, missing < s->tokens_left ? missing : s->tokens_left, storage);
+    const uint32_t count = mr_scheduler_chunk(s, sequence, limit);
+    if (count > 0) {
+        mr_scheduler_emit(s, sequence, count, storage);
+    }
 }
 
-/* Chunks of the resident sequences, then of those that can be admitted, in order of arrival. */
-static void plan_prefills(mr_scheduler *s, uint64_t now_ns, bool admit, mr_batch_storage *storage)
+/* Beams that come back compute their prompt once, then each what it generated but for the last
+ * token, which is a step of all. */
+static void plan_beam_chunks(mr_scheduler *s, mr_sequence *first, mr_batch_storage *storage)
 {
-    const uint32_t decodes = s->n_planned;
-    for (uint32_t i = 0; i < s->running.count && s->tokens_left > 0; i++) {
-        mr_sequence *sequence = s->running.items[i];
-        if (!mr_sequence_paused(sequence) && !mr_sequence_decodes(sequence)) {
-            plan_chunk(s, sequence, storage);
-        }
+    const mr_beams *beams = first->group->beams;
+    const uint32_t n_prompt = first->request->n_prompt;
+    if (!beams->attached) {
+        plan_chunk(s, first, n_prompt - first->n_computed, storage);
+        return;
     }
-    for (uint32_t i = 0; admit && i < s->waiting.count && s->tokens_left > 0; i++) {
+    for (uint32_t i = 0; i < beams->n_live && s->tokens_left > 0; i++) {
+        plan_chunk(s, &first[i], first[i].n_tokens - 1 - first[i].n_computed, storage);
+    }
+}
+
+static void plan_prefill(mr_scheduler *s, mr_sequence *sequence, mr_batch_storage *storage)
+{
+    if (sequence->group->beams != NULL) {
+        plan_beam_chunks(s, sequence, storage);
+    } else {
+        plan_chunk(s, sequence, UINT32_MAX, storage);
+    }
+}
+
+/* Takes waiting ones in, in order of arrival, as far as slots, blocks and tokens go. */
+static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage)
+{
+    for (uint32_t i = 0; i < s->waiting.count && s->tokens_left > 0; i++) {
         mr_sequence *sequence = s->waiting.items[i];
-        if (mr_sequence_paused(sequence)) {
-            continue; /* preempted, and its reader is behind: nobody waits for that */
+        if (mr_group_paused(sequence->group)) {
+            continue; /* its reader is behind: nobody waits for that */
         }
-        if (!mr_scheduler_admit(s, sequence, now_ns)) {
+        const mr_admission admission = mr_scheduler_admit(s, sequence, now_ns);
+        if (admission == MR_ADMIT_LATER) {
             break;
         }
-        plan_chunk(s, sequence, storage);
+        if (admission == MR_ADMIT_NEVER) {
+            end_outgrown(s, sequence, now_ns);
+        } else {
+            plan_prefill(s, sequence, storage);
+        }
     }
     mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
-    if (s->n_planned > decodes) {
+}
+
+/* Chunks of the resident sequences, then of those that can be admitted. */
+static void plan_prefills(mr_scheduler *s, uint64_t now_ns, bool admit, mr_batch_storage *storage)
+{
+    const uint32_t before = s->n_planned;
+    for (uint32_t i = 0; i < s->running.count && s->tokens_left > 0; i++) {
+        mr_sequence *sequence = s->running.items[i];
+        if (!mr_group_paused(sequence->group) && !decodes(sequence)) {
+            plan_prefill(s, sequence, storage);
+        }
+    }
+    if (admit) {
+        plan_admissions(s, now_ns, storage);
+    }
+    if (s->n_planned > before) {
         s->last_prefill_step = s->stats.steps + 1;
     }
+}
+
+/* Nothing was planned though something runs and no reader is waited for: two in a row are a fault
+ * of ours. The newest ends, so that the others go on, and the engine neither spins nor sleeps for
+ * ever. */
+static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
+{
+    const mr_sequence *newest = NULL;
+    for (uint32_t i = 0; i < s->running.count; i++) {
+        if (mr_group_paused(s->running.items[i]->group)) {
+            return;
+        }
+        newest = s->running.items[i];
+    }
+    if (newest == NULL) {
+        return;
+    }
+    *wake_ns = now_ns;
+    if (++s->empty_plans < 2) {
+        return;
+    }
+    s->empty_plans = 0;
+    mr_log(MR_LOG_ERROR, "scheduler", "nothing could be planned, the newest request ends",
+           "running=%u waiting=%u kv_blocks_free=%u kv_blocks_total=%u", s->running.count,
+           s->waiting.count, mr_block_pool_available(s->pool), s->total_blocks);
+    mr_fail(&newest->request->error, MR_INTERNAL,
+            "the scheduler found nothing to run while %u sequences had work; this request was the "
+            "newest of them, send it again",
+            s->running.count);
+    mr_scheduler_end(s, newest->group, MR_FINISH_ERROR, now_ns);
+    mr_scheduler_drop_ended(s);
+}
+
+static void reset_budget(mr_scheduler *s)
+{
+    s->n_planned = 0;
+    s->n_rows = 0;
+    s->tokens_left = s->options.max_batch_tokens;
+    s->rows_left = s->max_rows;
+    s->history_left = s->max_history;
 }
 
 bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage,
                        uint64_t *wake_ns)
 {
     s->last_ns = now_ns;
-    s->n_planned = 0;
-    s->n_rows = 0;
-    s->tokens_left = s->options.max_batch_tokens;
+    reset_budget(s);
     *wake_ns = MR_NEVER;
-    sweep(s, &s->running, now_ns, wake_ns);
-    sweep(s, &s->waiting, now_ns, wake_ns);
+    sweep_all(s, now_ns, wake_ns);
     if (gathering(s, now_ns, wake_ns)) {
         return false;
     }
@@ -271,8 +352,16 @@ bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *stora
         plan_prefills(s, now_ns, s->stats.preemptions == preemptions, storage);
     }
     if (s->n_planned == 0) {
+        guard_against_stall(s, now_ns, wake_ns);
         return false;
     }
+    s->empty_plans = 0;
     s->stats.steps++;
     return true;
+}
+
+const mr_block_copy *mr_scheduler_copies(const mr_scheduler *s, size_t *count)
+{
+    *count = s->n_copies;
+    return s->copies;
 }

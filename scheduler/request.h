@@ -7,8 +7,11 @@
  *   create ─ fill params ─ submit ───► queue ─ steps ─ push events ───► sink wakes ─ peek / pop
  *                     cancel flag ───► seen by the next step
  *
- * Two references: the creator's and the engine's. Output goes through a bounded ring; a reader
- * that falls behind fills it, and its sequences pause.
+ * A request has one or more choices. All their events go through one bounded ring, in the order in
+ * which they happened, and each names its choice. A reader that falls behind fills the ring, and
+ * the request pauses; room for the last event of every choice is always kept.
+ *
+ * Two references: the creator's and the engine's.
  */
 #ifndef MILLRACE_SCHEDULER_REQUEST_H
 #define MILLRACE_SCHEDULER_REQUEST_H
@@ -19,11 +22,17 @@
 #include "base/ring.h"
 #include "base/status.h"
 #include "kernels/batch.h"
+#include "scheduler/stop.h"
 
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MR_REQUEST_ID_MAX 128
+#define MR_REQUEST_ID_MAX   128
+#define MR_MAX_CHOICES      128u
+#define MR_MAX_BEAMS        16u
+#define MR_MAX_TOP_LOGPROBS 20u   /* alternatives a caller may ask for */
+#define MR_MAX_LOGIT_BIAS   1024u /* entries */
+#define MR_MAX_STOP_TOKENS  64u
 
 /* Values equal millrace.v1.FinishReason. */
 typedef enum mr_finish {
@@ -44,36 +53,65 @@ typedef struct mr_request_params {
     float presence_penalty;
     float frequency_penalty;
     uint64_t seed;       /* in use: drawn by the caller when none was given */
-    uint32_t max_tokens; /* at least 1; room for all is taken at create, so cut it to what can be */
-    uint32_t min_tokens;
-    bool ignore_eos;
+    uint32_t max_tokens; /* of each choice, at least 1; room for all is taken at create, so cut it
+                            to what can be */
+    uint32_t min_tokens; /* the first so many tokens of a choice end it by no stop: end tokens and
+                            stop_token_ids are banned, matches of stop strings that end there are
+                            passed over */
+    uint32_t n;          /* choices, 1 … MR_MAX_CHOICES; 0 counts as 1 */
+    /* Above 1: beam search with so many beams (at most MR_MAX_BEAMS, n of them are given: n ≤
+     * beam_width). Sampling is off: temperature, filters and seed do not matter. 0 counts as 1. */
+    uint32_t beam_width;
+    float
+        length_penalty; /* beams only: score = cumulative logprob / tokens^length_penalty; finite */
+    bool ignore_eos;    /* of the model; stop_token_ids and stop strings still work */
+    bool include_stop_in_text; /* the text ends after the stop string, not before it */
+    bool keep_special_tokens;  /* special tokens are part of the text that stop strings see */
     bool logprobs;
-    uint8_t top_logprobs;
+    uint8_t top_logprobs; /* 0 … MR_MAX_TOP_LOGPROBS; 0 with beams */
     bool logprobs_processed;
+    bool prompt_logprobs;   /* with top_logprobs alternatives each, whatever `logprobs` is */
+    uint64_t time_limit_ns; /* from arrival on, 0: none; ends every choice with TIME_LIMIT, what was
+                               produced stays and the request's error is MR_OK */
 } mr_request_params;
 
-/* One token, or the end without one (token = MR_NO_TOKEN: cancelled, timed out, failed). */
+/* One token of one choice, or a choice's end without one (token = MR_NO_TOKEN: cancelled, timed
+ * out, failed). Each choice has exactly one event with a finish other than NONE, its last; also
+ * the choices of a request that was refused have one. */
 typedef struct mr_token_event {
     uint32_t token;
     uint16_t choice;
     uint8_t finish; /* mr_finish; not NONE on the choice's last event */
+    bool last;      /* the last event of the whole request: nothing follows, usage is complete */
     uint8_t n_top;
-    float logprob;
-    uint32_t matched_token; /* the stop token that ended it, else MR_NO_TOKEN */
-    /* Bytes of the choice's text that may be shown once this token is in; UINT64_MAX: all of it. */
+    uint16_t matched_stop;     /* index of the stop string that ended it, else MR_NO_STOP */
+    uint32_t matched_token;    /* the stop or end token that ended it, else MR_NO_TOKEN */
+    float logprob;             /* with logprobs, or beams (theirs is after bias and penalties) */
+    double cumulative_logprob; /* sum over the choice's tokens so far, where logprob is given */
+    /* The text of a choice is the bytes of its tokens, without special ones unless they are kept
+     * and without a matched_token. So many of its bytes may be shown once this event is in, never
+     * fewer than the event before said; UINT64_MAX: all so far. With stop strings it leaves out
+     * what may become one, and on a match it ends before the string (or after it, if asked for). */
     uint64_t text_bytes;
     mr_alternative top[]; /* [n_top] best first; the ring's stride leaves room for what was asked */
 } mr_token_event;
 
-/* Written by the engine before the last event becomes visible, read by the consumer after it. */
+/* Of one prompt token, given those before it. */
+typedef struct mr_prompt_logprob {
+    float logprob; /* −INFINITY: none (PROCESSED, and a filter removed it) */
+    uint8_t n_top;
+} mr_prompt_logprob;
+
+/* Written by the engine before the request's last event becomes visible, read by the consumer after
+ * it. */
 typedef struct mr_request_usage {
     uint32_t prompt_tokens;
-    uint32_t completion_tokens;
+    uint32_t completion_tokens; /* of all choices; with beams of those that are given */
     uint32_t cached_tokens;
-    uint32_t preemptions;
+    uint32_t preemptions; /* of all choices; max_preemptions bounds each */
     uint64_t arrived_ns;
-    uint64_t scheduled_ns;    /* first step; 0: never */
-    uint64_t first_token_ns;  /* 0: none */
+    uint64_t scheduled_ns;   /* first step; 0: never */
+    uint64_t first_token_ns; /* 0: none */
     uint64_t finished_ns;
 } mr_request_usage;
 
@@ -91,8 +129,14 @@ struct mr_request {
     char id[MR_REQUEST_ID_MAX + 1];
     uint32_t *prompt; /* owns, [n_prompt]; the engine appends the output behind it */
     uint32_t n_prompt;
-    mr_request_params params;
-    uint64_t key;         /* Philox key, from seed and prompt */
+    mr_request_params params; /* n and beam_width at least 1 */
+    uint32_t *bias_tokens;    /* owns, [n_bias] */
+    float *bias_values;       /* owns, [n_bias] */
+    uint32_t n_bias;
+    uint32_t *stop_tokens; /* owns, [n_stop_tokens] */
+    uint32_t n_stop_tokens;
+    mr_stop *stop; /* owns; NULL: no stop strings */
+    uint64_t key;  /* Philox key, from seed and prompt */
     uint64_t arrived_ns;
     uint64_t deadline_ns; /* MR_NEVER: none */
     mr_sink *sink;        /* borrows until its publish() for the last event has returned */
@@ -105,11 +149,19 @@ struct mr_request {
     mr_inbox_node to_engine;
     mr_inbox_node to_owner; /* for the sink's use */
 
-    /* The engine's until the last event, then the consumer's to read. */
-    mr_request_usage usage;
-    mr_error error; /* MR_OK after STOP and LENGTH; CANCELLED, DEADLINE_EXCEEDED or the failure */
+    /* The engine's until the first event is visible, then the consumer's to read. Entry i is of
+     * prompt token i; the first token has none, so entry 0 is void. */
+    mr_prompt_logprob *prompt_logprobs; /* owns, [n_prompt]; NULL: not asked for */
+    mr_alternative *prompt_top;         /* owns, [n_prompt][top_logprobs] best first */
+    uint32_t n_prompt_scored; /* entries 1 … n_prompt_scored − 1 are valid: n_prompt once a token
+                                 came, fewer if the request ended before */
 
-    struct mr_sequence *sequence; /* the engine's */
+    /* The engine's until the request's last event, then the consumer's to read. */
+    mr_request_usage usage;
+    mr_error error; /* MR_OK after STOP, LENGTH and its own TIME_LIMIT; CANCELLED, DEADLINE_EXCEEDED
+                       (the deadline) or the failure; one for all choices */
+
+    struct mr_group *group; /* owns; the engine's to use */
 };
 
 typedef struct mr_request_spec {
@@ -117,14 +169,22 @@ typedef struct mr_request_spec {
     const uint32_t *prompt; /* copied */
     uint32_t n_prompt;      /* at least 1 */
     mr_request_params params;
+    const uint32_t *bias_tokens; /* copied, [n_bias]; below the vocabulary size */
+    const float *bias_values;    /* copied, [n_bias]; finite, or −INFINITY to ban the token */
+    uint32_t n_bias;             /* at most MR_MAX_LOGIT_BIAS */
+    const uint32_t *stop_tokens; /* copied, [n_stop_tokens]; below the vocabulary size */
+    uint32_t n_stop_tokens;      /* at most MR_MAX_STOP_TOKENS */
+    mr_stop *stop; /* NULL: none; taken when create gives a request, else it stays the caller's */
     uint64_t arrived_ns;
     uint64_t deadline_ns;
     mr_sink *sink;
     void *owner;
-    uint32_t ring_capacity; /* events; 0: the default, 256 */
+    uint32_t ring_capacity; /* events; 0: the default, 256; raised to two a choice */
 } mr_request_spec;
 
-/* Gives a request with one reference. RESOURCE_EXHAUSTED when memory is short. Any thread. */
+/* Gives a request with one reference. INVALID_ARGUMENT for a number or combination that the
+ * comments above exclude (fields as in mr_request_params; "logit_bias", "stop_token_ids"),
+ * RESOURCE_EXHAUSTED when memory is short. Any thread. */
 MR_MUST_USE mr_status mr_request_create(const mr_request_spec *spec, mr_request **out,
                                         mr_error *err);
 void mr_request_ref(mr_request *request);

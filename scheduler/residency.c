@@ -3,20 +3,23 @@
  * Who has a slot and blocks. Why everybody ends: a sequence that was preempted max_preemptions
  * times comes back only with the blocks of its whole remaining life, needs nothing more and is
  * preempted no more; of the others the oldest takes from the newer ones; and one that runs alone
- * and has the whole pool is ended if that is not enough.
+ * and has the whole pool is ended if that is not enough. The beams of a search come and go
+ * together and count as one sequence here.
+ *
+ * Blocks that are full may be shared, by reference counts; nobody writes into them. The block that
+ * a sequence writes next is always its own.
  */
 #include "base/log.h"
 #include "scheduler/internal.h"
 
-static bool is_protected(const mr_scheduler *s, const mr_sequence *sequence)
+bool mr_scheduler_protects(const mr_scheduler *s, const mr_sequence *sequence)
 {
-    return sequence->request->usage.preemptions >= s->options.max_preemptions;
+    return sequence->preemptions >= s->options.max_preemptions;
 }
 
-/* Blocks for everything that the sequence may come to compute: all but its very last token. */
-static uint32_t blocks_for_life(const mr_scheduler *s, const mr_sequence *sequence)
+/* All but the very last token are computed. */
+uint32_t mr_scheduler_life_blocks(const mr_scheduler *s, const mr_request *request)
 {
-    const mr_request *request = sequence->request;
     uint64_t tokens = (uint64_t)request->n_prompt + request->params.max_tokens;
     if (tokens > s->options.max_seq_length) {
         tokens = s->options.max_seq_length;
@@ -24,52 +27,116 @@ static uint32_t blocks_for_life(const mr_scheduler *s, const mr_sequence *sequen
     return mr_blocks_for((uint32_t)tokens - 1, s->block_size);
 }
 
-void mr_scheduler_release(mr_scheduler *s, mr_sequence *sequence)
+/* Sequences that come and go with this one. */
+static uint32_t n_members(const mr_sequence *sequence)
 {
-    if (sequence->state != MR_SEQUENCE_RUNNING) {
-        return;
-    }
+    return sequence->group->beams != NULL ? sequence->group->n_sequences : 1;
+}
+
+static void release_one(mr_scheduler *s, mr_sequence *sequence)
+{
     /* The pool is last in, first out: this way the blocks come back in the same order. */
-    while (sequence->n_blocks > 0) {
+    while (sequence->n_blocks > sequence->first_block) {
         mr_block_pool_unref(s->pool, sequence->blocks[--sequence->n_blocks]);
     }
     s->free_slots[s->n_free_slots++] = sequence->slot;
     sequence->blocks = NULL;
+    sequence->first_block = 0;
+    sequence->n_blocks = 0;
     sequence->n_sent = 0;
+    sequence->history_sent = 0;
     sequence->n_computed = 0;
 }
 
-bool mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns)
+void mr_scheduler_release(mr_scheduler *s, mr_sequence *sequence)
 {
-    /* A block more than the tokens need must be free, or the first decodes would preempt. */
-    uint32_t take = mr_blocks_for(sequence->n_tokens, s->block_size);
-    uint32_t wanted = take + 1;
-    if (is_protected(s, sequence)) {
-        const uint32_t life = blocks_for_life(s, sequence);
-        take = life < s->total_blocks ? life : s->total_blocks;
-        wanted = take;
+    mr_group *group = sequence->group;
+    if (sequence->state != MR_SEQUENCE_RUNNING) {
+        return;
     }
-    if (wanted > s->total_blocks) {
-        wanted = s->total_blocks;
+    for (uint32_t i = n_members(sequence); i-- > 0;) {
+        release_one(s, &sequence[i]);
     }
-    if (s->n_free_slots == 0 || mr_block_pool_available(s->pool) < wanted) {
-        return false;
-    }
-    const uint32_t slot = s->free_slots[s->n_free_slots - 1];
-    uint32_t *blocks = s->tables + (size_t)slot * s->max_blocks;
-    if (mr_block_pool_alloc(s->pool, take, blocks) != MR_OK) {
-        return false;
-    }
-    s->n_free_slots--;
-    sequence->slot = slot;
-    sequence->blocks = blocks;
-    sequence->n_blocks = take;
+    group->n_running--;
+    s->n_groups_running -= group->n_running == 0;
+}
+
+void mr_scheduler_enter(mr_scheduler *s, mr_sequence *sequence)
+{
+    mr_group *group = sequence->group;
     sequence->state = MR_SEQUENCE_RUNNING;
+    s->n_groups_running += group->n_running == 0;
+    group->n_running++;
     mr_sequence_list_insert(&s->running, sequence);
+}
+
+/* Blocks that a sequence comes in with, and those of each further beam: the prompt's full blocks
+ * are shared, and the others find theirs when the first has computed them. */
+typedef struct demand {
+    uint64_t first;
+    uint64_t further;
+    uint64_t all;
+    uint64_t free; /* must be there: more than is taken, or the next decodes would preempt */
+} demand;
+
+static demand demand_of(const mr_scheduler *s, const mr_sequence *sequence, bool life)
+{
+    const mr_request *request = sequence->request;
+    const uint32_t members = n_members(sequence);
+    demand d = {.first = mr_blocks_for(sequence->n_tokens, s->block_size)};
+    if (life) {
+        d.first = mr_scheduler_life_blocks(s, request);
+    }
+    if (members > 1) {
+        const uint32_t next = request->n_prompt + 1;
+        const uint32_t least = mr_blocks_for(next, s->block_size);
+        d.further = (d.first > least ? d.first : least) - request->n_prompt / s->block_size;
+    }
+    d.all = d.first + d.further * (members - 1);
+    const bool unborn = members == 1 && sequence->group->n_generated == 0;
+    d.free = d.all + (life ? 0 : unborn ? sequence->group->n_sequences : members);
+    return d;
+}
+
+static void take(mr_scheduler *s, mr_sequence *sequence, uint32_t first_block, uint32_t count)
+{
+    const uint32_t slot = s->free_slots[--s->n_free_slots];
+    sequence->slot = slot;
+    sequence->blocks = s->tables + (size_t)slot * s->max_blocks;
+    sequence->first_block = first_block;
+    sequence->n_blocks = first_block + count;
+    MR_CHECK(sequence->n_blocks <= s->max_blocks);
+    MR_CHECK(mr_block_pool_alloc(s->pool, count, sequence->blocks + first_block) == MR_OK);
+}
+
+mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns)
+{
+    const uint32_t members = n_members(sequence);
+    demand d = demand_of(s, sequence, mr_scheduler_protects(s, sequence));
+    if (d.all > s->total_blocks) {
+        /* It will have the pool to itself, and end when it outgrows that. */
+        d = demand_of(s, sequence, false);
+        d.free = s->total_blocks;
+    }
+    if (d.all > s->total_blocks) {
+        return MR_ADMIT_NEVER;
+    }
+    d.free = d.free > s->total_blocks ? s->total_blocks : d.free;
+    if (s->n_free_slots < members || mr_block_pool_available(s->pool) < d.free) {
+        return MR_ADMIT_LATER;
+    }
+    take(s, sequence, 0, (uint32_t)d.first);
+    for (uint32_t i = 1; i < members; i++) {
+        take(s, &sequence[i], sequence->request->n_prompt / s->block_size, (uint32_t)d.further);
+    }
+    if (sequence->group->beams != NULL) {
+        sequence->group->beams->attached = false;
+    }
+    mr_scheduler_enter(s, sequence);
     if (sequence->request->usage.scheduled_ns == 0) {
         sequence->request->usage.scheduled_ns = now_ns;
     }
-    return true;
+    return MR_ADMITTED;
 }
 
 /* Ids come from clients: what could break a log line is shown as '_'. */
@@ -90,15 +157,16 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
     mr_scheduler_release(s, victim);
     victim->state = MR_SEQUENCE_WAITING;
     mr_sequence_list_insert(&s->waiting, victim);
+    victim->preemptions++;
     victim->request->usage.preemptions++;
     s->stats.preemptions++;
 
     char id[MR_REQUEST_ID_MAX + 1];
     printable_id(victim->request->id, id);
     mr_log(MR_LOG_INFO, "scheduler", "preempted",
-           "request_id=\"%s\" tokens_lost=%u preemptions=%u kv_blocks_before=%u "
+           "request_id=\"%s\" choice=%u tokens_lost=%u preemptions=%u kv_blocks_before=%u "
            "kv_blocks_after=%u kv_blocks_total=%u",
-           id, lost, victim->request->usage.preemptions, before,
+           id, victim->choice, lost, victim->preemptions, before,
            s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
 }
 
@@ -109,10 +177,11 @@ static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
     mr_sequence *newest = NULL;
     for (uint32_t i = s->running.count; i-- > 0;) {
         mr_sequence *sequence = s->running.items[i];
-        if (i == index || sequence->state != MR_SEQUENCE_RUNNING || is_protected(s, sequence)) {
+        if (i == index || sequence->state != MR_SEQUENCE_RUNNING ||
+            mr_scheduler_protects(s, sequence)) {
             continue;
         }
-        if (mr_sequence_paused(sequence)) {
+        if (mr_group_paused(sequence->group)) {
             return sequence;
         }
         if (newest == NULL && i > index) {
@@ -122,20 +191,48 @@ static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
     return newest;
 }
 
+/* Live members: those that have tokens to compute. */
+static uint32_t n_growing(const mr_sequence *sequence)
+{
+    return sequence->group->beams != NULL ? sequence->group->beams->n_live : 1;
+}
+
+static bool lacks_block(const mr_scheduler *s, const mr_sequence *sequence)
+{
+    return (uint64_t)sequence->n_blocks * s->block_size < sequence->n_tokens;
+}
+
+bool mr_scheduler_has_room(const mr_scheduler *s, const mr_sequence *sequence)
+{
+    bool room = true;
+    for (uint32_t i = 0; i < n_growing(sequence); i++) {
+        room = room && !lacks_block(s, &sequence[i]);
+    }
+    return room;
+}
+
 bool mr_scheduler_grow(mr_scheduler *s, uint32_t index)
 {
     mr_sequence *sequence = s->running.items[index];
-    while (mr_block_pool_available(s->pool) == 0) {
+    const uint32_t members = n_growing(sequence);
+    uint32_t lacking = 0;
+    for (uint32_t i = 0; i < members; i++) {
+        lacking += lacks_block(s, &sequence[i]);
+    }
+    while (mr_block_pool_available(s->pool) < lacking) {
         mr_sequence *victim = choose_victim(s, index);
         if (victim == NULL) {
             return false;
         }
         preempt(s, victim);
     }
-    MR_CHECK(sequence->n_blocks < s->max_blocks);
-    if (mr_block_pool_alloc(s->pool, 1, &sequence->blocks[sequence->n_blocks]) != MR_OK) {
-        return false;
+    for (uint32_t i = 0; i < members; i++) {
+        if (lacks_block(s, &sequence[i])) {
+            MR_CHECK(sequence[i].n_blocks < s->max_blocks);
+            MR_CHECK(mr_block_pool_alloc(s->pool, 1, &sequence[i].blocks[sequence[i].n_blocks]) ==
+                     MR_OK);
+            sequence[i].n_blocks++;
+        }
     }
-    sequence->n_blocks++;
     return true;
 }

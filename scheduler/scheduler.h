@@ -15,7 +15,9 @@
 
 #include "base/status.h"
 #include "cache/block_pool.h"
+#include "kernels/backend.h"
 #include "kernels/batch.h"
+#include "model/tokenizer.h"
 #include "scheduler/request.h"
 
 #include <stdbool.h>
@@ -24,25 +26,32 @@
 typedef struct mr_scheduler mr_scheduler;
 
 typedef struct mr_scheduler_options {
-    uint32_t max_batch_size;   /* running sequences, at least 1 */
-    uint32_t max_batch_tokens; /* T of a step; below max_batch_size it bounds the rows */
-    uint32_t max_seq_length;   /* prompt + output, tokens */
-    uint32_t max_queue;        /* waiting requests */
-    uint32_t max_preemptions;  /* of one request */
-    uint32_t prefill_interval; /* 1: prefill rows in every step; N: at most every N-th while decoding */
+    uint32_t max_batch_size;   /* running sequences (choices, beams), at least 1 */
+    uint32_t max_batch_tokens; /* T of a step; below max_batch_size it bounds the sequences */
+    /* R of a step; 0, or what is too few: one a sequence. Choices of a new request and logprobs of
+     * prompts want more, and take more steps if there are fewer. The executor must have as many as
+     * mr_scheduler_batch_limits() says. */
+    uint32_t max_rows;
+    uint32_t max_seq_length;  /* prompt + output, tokens */
+    uint32_t max_queue;       /* waiting requests */
+    uint32_t max_preemptions; /* of one request */
+    uint32_t
+        prefill_interval; /* 1: prefill rows in every step; N: at most every N-th while decoding */
     uint64_t batch_timeout_ns; /* an idle engine waits this long for companions */
     uint64_t slow_reader_timeout_ns;
     const uint32_t *eos; /* copied */
     uint32_t n_eos;
     uint32_t vocab_size;
+    const mr_tokenizer *tokenizer; /* borrows; NULL: requests with stop strings are refused */
 } mr_scheduler_options;
 
 typedef struct mr_scheduler_stats {
-    uint32_t waiting;
-    uint32_t running;
-    uint64_t started;             /* requests accepted since start */
-    uint64_t finished[MR_FINISH_ERROR + 1]; /* by mr_finish */
-    uint64_t prompt_tokens;       /* computed */
+    uint32_t waiting; /* requests of which nothing runs */
+    uint32_t running; /* requests of which something runs */
+    uint64_t started; /* requests accepted since start */
+    uint64_t
+        finished[MR_FINISH_ERROR + 1]; /* requests, by the largest mr_finish of their choices */
+    uint64_t prompt_tokens;            /* computed */
     uint64_t generated_tokens;
     uint64_t steps;
     uint64_t preemptions;
@@ -62,15 +71,22 @@ void mr_scheduler_destroy(mr_scheduler *scheduler);
 /* Takes the caller's reference on `request` into the waiting queue. On failure the request's error
  * is set, its last event is pushed, and it will be published like any other: RESOURCE_EXHAUSTED
  * (queue full, with a retry time), INVALID_ARGUMENT (longer than max_seq_length or than the whole
- * pool; names the limit). */
+ * pool, more beams than can run, an id beyond the vocabulary; names the limit), FAILED_PRECONDITION
+ * (stop strings without a tokenizer). */
 void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now_ns);
 
 /* Plans the next step into `storage`. Returns true when there is a batch to run; else *wake_ns is
  * when to plan again though nothing new arrives (MR_NEVER: not before something does). Readers do
  * not announce what they took, so while a sequence is paused that is a few milliseconds away.
- * Cancelled and overdue requests end here, and their blocks are free when it returns. */
+ * Cancelled and overdue requests end here, and their blocks are free when it returns. Should
+ * nothing be planned twice in a row though something runs and no reader is waited for, the newest
+ * running request ends with INTERNAL rather than that the engine spins. */
 bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage,
                        uint64_t *wake_ns);
+
+/* KV blocks to copy, in this order, after plan() returned true and before its batch is run. Valid
+ * until apply(). */
+const mr_block_copy *mr_scheduler_copies(const mr_scheduler *scheduler, size_t *count);
 
 /* Applies what the planned step gave: appends tokens, ends sequences, pushes events. */
 void mr_scheduler_apply(mr_scheduler *scheduler, const mr_step_output *output, uint64_t now_ns);

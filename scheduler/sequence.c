@@ -2,33 +2,98 @@
 #include "scheduler/sequence.h"
 
 #include "base/checked.h"
+#include "scheduler/beam.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-mr_status mr_sequence_create(mr_request *request, mr_sequence **out)
+static void init_sequence(mr_group *group, uint32_t index, uint32_t *tokens)
 {
-    mr_sequence *sequence = mr_calloc(1, sizeof(*sequence));
-    if (sequence == NULL) {
+    mr_request *request = group->request;
+    mr_sequence *sequence = &group->sequences[index];
+    sequence->request = request;
+    sequence->group = group;
+    sequence->tokens = tokens;
+    sequence->n_tokens = request->n_prompt;
+    sequence->choice = (uint16_t)index;
+    sequence->state = index == 0 ? MR_SEQUENCE_WAITING : MR_SEQUENCE_UNBORN;
+}
+
+static mr_status init_sequences(mr_group *group)
+{
+    mr_request *request = group->request;
+    const size_t room = (size_t)request->n_prompt + request->params.max_tokens;
+    const size_t more = group->n_sequences - 1;
+    group->sequences = mr_calloc(group->n_sequences, sizeof(*group->sequences));
+    group->tokens = mr_calloc(more * room + 1, sizeof(*group->tokens));
+    if (group->sequences == NULL || group->tokens == NULL) {
         return MR_RESOURCE_EXHAUSTED;
     }
-    const mr_request_params *params = &request->params;
-    sequence->request = request;
-    sequence->tokens = request->prompt;
-    sequence->n_tokens = request->n_prompt;
-    sequence->paused_ns = MR_NEVER;
-    sequence->ring_space = request->events.capacity;
-    sequence->state = MR_SEQUENCE_WAITING;
-    sequence->penalties = !(params->repetition_penalty == 1.0f) ||
-                          !(params->presence_penalty == 0.0f) ||
-                          !(params->frequency_penalty == 0.0f);
-    *out = sequence;
+    init_sequence(group, 0, request->prompt);
+    for (uint32_t i = 1; i < group->n_sequences; i++) {
+        uint32_t *tokens = group->tokens + (i - 1) * room;
+        memcpy(tokens, request->prompt, request->n_prompt * sizeof(*tokens));
+        init_sequence(group, i, tokens);
+    }
     return MR_OK;
 }
 
-void mr_sequence_destroy(mr_sequence *sequence)
+static mr_status init_beams(mr_group *group)
 {
-    free(sequence);
+    const mr_request_params *params = &group->request->params;
+    MR_TRY(mr_beams_create(params, &group->beams));
+    for (uint32_t i = 0; i < group->n_sequences; i++) {
+        mr_sequence *sequence = &group->sequences[i];
+        sequence->logprobs = mr_calloc(params->max_tokens, sizeof(*sequence->logprobs));
+        if (sequence->logprobs == NULL) {
+            return MR_RESOURCE_EXHAUSTED;
+        }
+    }
+    return MR_OK;
+}
+
+mr_status mr_group_create(mr_request *request, mr_group **out)
+{
+    const mr_request_params *params = &request->params;
+    mr_group *group = mr_calloc(1, sizeof(*group));
+    if (group == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    const bool beams = params->beam_width > 1;
+    group->request = request;
+    group->n_sequences = beams ? params->beam_width : params->n;
+    group->n_open = params->n;
+    group->ring_space = request->events.capacity;
+    group->paused_ns = MR_NEVER;
+    group->limit_ns = params->time_limit_ns == 0
+                          ? MR_NEVER
+                          : mr_time_add(request->arrived_ns, params->time_limit_ns);
+    group->penalties = !(params->repetition_penalty == 1.0f) ||
+                       !(params->presence_penalty == 0.0f) || !(params->frequency_penalty == 0.0f);
+    mr_status status = init_sequences(group);
+    if (status == MR_OK && beams) {
+        status = init_beams(group);
+    }
+    if (status != MR_OK) {
+        mr_group_destroy(group);
+        return status;
+    }
+    *out = group;
+    return MR_OK;
+}
+
+void mr_group_destroy(mr_group *group)
+{
+    if (group == NULL) {
+        return;
+    }
+    for (uint32_t i = 0; group->sequences != NULL && i < group->n_sequences; i++) {
+        free(group->sequences[i].logprobs);
+    }
+    mr_beams_destroy(group->beams);
+    free(group->sequences);
+    free(group->tokens);
+    free(group);
 }
 
 mr_status mr_sequence_list_init(mr_sequence_list *list, uint32_t capacity)
@@ -42,6 +107,20 @@ void mr_sequence_list_deinit(mr_sequence_list *list)
 {
     free(list->items);
     *list = (mr_sequence_list){0};
+}
+
+mr_status mr_sequence_list_reserve(mr_sequence_list *list, uint32_t capacity)
+{
+    if (capacity <= list->capacity) {
+        return MR_OK;
+    }
+    mr_sequence **items = mr_reallocarray(list->items, capacity, sizeof(mr_sequence *));
+    if (items == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    list->items = items;
+    list->capacity = capacity;
+    return MR_OK;
 }
 
 /* Index of the first item with a later ticket. */

@@ -1,13 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * A sequence: the engine's side of a request. A token list, a count of tokens whose K/V is
- * computed, and, while it is resident, a slot and blocks.
+ * A group is the engine's side of a request, and a sequence that of one choice, or of one beam of
+ * a beam search. A sequence is a token list, a count of tokens whose K/V is computed, and, while
+ * it is resident, a slot and blocks.
  *
  *   tokens   [ prompt ............ | output .......... | room for max_tokens ]
  *            [ computed .................. | missing   ]
  *              0                            n_computed   n_tokens
  *
- * Allocated with its request, touched by the engine thread only.
+ * All choices begin as the first one: it computes the prompt, and the others are forked from it
+ * then. After that they are sequences like any other. The beams of a search stay together: only
+ * the first of them is in the scheduler's lists, and stands there for all.
+ *
+ * Allocated with their request, touched by the engine thread only.
  */
 #ifndef MILLRACE_SCHEDULER_SEQUENCE_H
 #define MILLRACE_SCHEDULER_SEQUENCE_H
@@ -15,42 +20,79 @@
 #include "scheduler/request.h"
 
 typedef enum mr_sequence_state {
+    MR_SEQUENCE_UNBORN, /* in no list: a choice not forked yet, or a beam that is not the first */
     MR_SEQUENCE_WAITING,
-    MR_SEQUENCE_RUNNING, /* has a slot and blocks */
+    MR_SEQUENCE_RUNNING,  /* has a slot and blocks */
+    MR_SEQUENCE_DRAINING, /* a finished search whose results do not fit the ring yet */
     MR_SEQUENCE_ENDED,
 } mr_sequence_state;
 
+typedef struct mr_group mr_group;
+
+/* Where the text of a choice stands. */
+typedef struct mr_text_state {
+    mr_stop_state stop;
+    uint64_t bytes;
+} mr_text_state;
+
 typedef struct mr_sequence {
-    mr_request *request; /* borrows: the request owns its sequence */
-    uint32_t *tokens;    /* borrows the request's prompt, [n_prompt + max_tokens] */
+    mr_request *request; /* borrows */
+    mr_group *group;     /* borrows: its owner */
+    uint32_t *tokens;    /* borrows, [n_prompt + max_tokens] */
+    float *logprobs;     /* owns, [max_tokens]; beams only */
     uint32_t n_tokens;
     uint32_t n_computed;
-    uint64_t ticket;    /* order of arrival */
-    uint64_t paused_ns; /* since when the ring is full; MR_NEVER: it is not */
-    uint32_t *blocks;   /* [n_blocks] the slot's row of the scheduler's table */
+    uint64_t ticket;      /* order of arrival, by choice within a request */
+    double cumulative;    /* sum of logprobs, where the request wants them */
+    mr_text_state text;   /* with stop strings only */
+    uint32_t *blocks;     /* [n_blocks] the slot's row of the scheduler's table */
+    uint32_t first_block; /* those before it are another beam's, to be shared once computed */
     uint32_t n_blocks;
-    uint32_t n_sent; /* blocks the device's table knows */
+    uint32_t n_sent;       /* blocks the device's table knows */
+    uint32_t history_sent; /* tokens of the history that the device's slot knows */
     uint32_t slot;
-    uint32_t ring_space; /* entries known to be free, the final event's included */
+    uint32_t preemptions;
+    uint16_t choice;
     mr_sequence_state state;
-    bool penalties; /* its rows need the history */
-    bool announced; /* in the list of requests with news */
 } mr_sequence;
 
-/* RESOURCE_EXHAUSTED when memory is short. `request` is complete but for its sequence. */
-MR_MUST_USE mr_status mr_sequence_create(mr_request *request, mr_sequence **out);
-void mr_sequence_destroy(mr_sequence *sequence);
+struct mr_group {
+    mr_request *request;    /* borrows: the request owns its group */
+    mr_sequence *sequences; /* owns, [n_sequences] */
+    uint32_t *tokens;       /* owns: the token lists but the first, which is the request's */
+    struct mr_beams *beams; /* owns; NULL: no beam search */
+    uint32_t n_sequences;   /* choices or beams */
+    uint32_t n_open;        /* choices whose last event is not pushed yet */
+    uint32_t n_running;     /* sequences in that state */
+    uint32_t n_generated;   /* tokens of all its sequences so far */
+    uint32_t ring_space;    /* entries known to be free, those kept for last events included */
+    uint64_t paused_ns;     /* since when the ring is full; MR_NEVER: it is not */
+    mr_finish finish;       /* the worst of its ended choices */
+    uint64_t limit_ns;      /* when its time limit is over; MR_NEVER: none */
+    bool penalties;         /* its rows need the history */
+    bool live;              /* taken into the scheduler, and not at its end yet */
+    bool announced;         /* in the list of requests with news */
+};
 
-static inline bool mr_sequence_paused(const mr_sequence *sequence)
+/* RESOURCE_EXHAUSTED when memory is short. `request` is complete but for its group, and its prompt
+ * has room for max_tokens. */
+MR_MUST_USE mr_status mr_group_create(mr_request *request, mr_group **out);
+void mr_group_destroy(mr_group *group);
+
+static inline bool mr_group_paused(const mr_group *group)
 {
-    return sequence->paused_ns != MR_NEVER;
+    return group->paused_ns != MR_NEVER;
+}
+
+static inline uint32_t mr_sequence_generated(const mr_sequence *sequence)
+{
+    return sequence->n_tokens - sequence->request->n_prompt;
 }
 
 /* True when the next step computes the token that it drew last, and nothing else is missing. */
 static inline bool mr_sequence_decodes(const mr_sequence *sequence)
 {
-    return sequence->n_computed + 1 == sequence->n_tokens &&
-           sequence->n_tokens > sequence->request->n_prompt;
+    return sequence->n_computed + 1 == sequence->n_tokens && mr_sequence_generated(sequence) > 0;
 }
 
 /* Sequences in order of arrival; borrowed. */
@@ -62,6 +104,8 @@ typedef struct mr_sequence_list {
 
 MR_MUST_USE mr_status mr_sequence_list_init(mr_sequence_list *list, uint32_t capacity);
 void mr_sequence_list_deinit(mr_sequence_list *list);
+/* Grows it to hold `capacity`. */
+MR_MUST_USE mr_status mr_sequence_list_reserve(mr_sequence_list *list, uint32_t capacity);
 /* Puts `sequence` where its ticket belongs. The list must have room. */
 void mr_sequence_list_insert(mr_sequence_list *list, mr_sequence *sequence);
 /* Drops those that are not in `state`. */

@@ -141,7 +141,7 @@ static mr_status check_lengths(const check *c, const mr_generation_ask *ask, mr_
 static mr_status check_logprobs(const check *c, const mr_generation_ask *ask,
                                 mr_request_params *out)
 {
-    MR_TRY(check_count(c, FIELD_TOP_LOGPROBS, ask->top_logprobs, 0, MR_MAX_TOP));
+    MR_TRY(check_count(c, FIELD_TOP_LOGPROBS, ask->top_logprobs, 0, MR_MAX_TOP_LOGPROBS));
     if (ask->top_logprobs > 0 && !ask->logprobs) {
         const char *name = field_name(FIELD_TOP_LOGPROBS, c->surface);
         return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,

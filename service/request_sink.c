@@ -28,7 +28,7 @@ void mr_rpc_queue_post(mr_rpc_queue *queue, mr_rpc_tag *tag)
 static bool has_ended(const mr_request *request)
 {
     const mr_token_event *last = mr_ring_newest(&request->events);
-    return last != NULL && last->finish != MR_FINISH_NONE;
+    return last != NULL && last->last;
 }
 
 static void publish(mr_sink *sink, mr_request *const *requests, uint32_t count)

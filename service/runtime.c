@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MIB (1u << 20)
+#define MIB      (1u << 20)
+#define MIN_ROWS 64u
 
 struct mr_runtime {
     mr_config config;
@@ -99,6 +100,14 @@ static mr_status size_kv(mr_runtime *runtime, mr_error *err)
     return MR_OK;
 }
 
+/* A row for each sequence, and more for choices that begin together and logprobs of prompts: each
+ * costs a vector of logits. */
+static uint32_t max_rows(const mr_config *config)
+{
+    const uint32_t wanted = config->max_batch_size > MIN_ROWS ? config->max_batch_size : MIN_ROWS;
+    return wanted < config->max_batch_tokens ? wanted : config->max_batch_tokens;
+}
+
 static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
 {
     mr_backend *backend = runtime->backend;
@@ -108,13 +117,10 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
 
     MR_TRY(size_kv(runtime, err));
     const mr_config *config = &runtime->config;
-    const uint32_t decode_rows = config->max_batch_size < config->max_batch_tokens
-                                     ? config->max_batch_size
-                                     : config->max_batch_tokens;
     mr_exec_options *exec = &runtime->exec_options;
     exec->max_tokens = config->max_batch_tokens;
     exec->max_seqs = config->max_batch_size;
-    exec->max_rows = options->score_rows ? config->max_batch_tokens : decode_rows;
+    exec->max_rows = options->score_rows ? config->max_batch_tokens : max_rows(config);
     exec->max_context = config->max_seq_length;
     exec->block_size = config->block_size;
     exec->kv_dtype = kv_dtype(config);
@@ -141,6 +147,8 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
                 .eos = model->eos,
                 .n_eos = model->n_eos,
                 .vocab_size = model->vocab_size,
+                .max_rows = runtime->exec_options.max_rows,
+                .tokenizer = mr_model_tokenizer(runtime->model),
             },
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,

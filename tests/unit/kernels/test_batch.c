@@ -154,10 +154,40 @@ static void test_limits(void **state)
     mr_batch_storage_destroy(s);
 }
 
+/* Rows that follow each other may share a list; it is stored once. */
+static void test_rows_share_a_bias_list(void **state)
+{
+    (void)state;
+    mr_batch_storage *s = NULL;
+    assert_int_equal(mr_batch_storage_create(&limits, &s), MR_OK);
+    const int32_t token = 5;
+    const uint32_t tokens[3] = {9, 3, 4};
+    const float values[3] = {1.5f, -2.0f, 0.5f};
+    mr_row_params row = {.target = MR_NO_TARGET, .bias_count = 3};
+    mr_batch_reset(s);
+    assert_int_equal(mr_batch_add_seq(s, 0, 1, 0), MR_OK);
+    add_tokens(s, &token, 0, 1);
+    assert_int_equal(mr_batch_add_row(s, &row, NULL, NULL), MR_INVALID_ARGUMENT); /* with whom? */
+    assert_int_equal(mr_batch_add_row(s, &row, tokens, values), MR_OK);
+    assert_int_equal(mr_batch_add_row(s, &row, NULL, NULL), MR_OK);
+    assert_int_equal(mr_batch_add_row(s, &row, NULL, NULL), MR_OK);
+    row.bias_count = 2;
+    assert_int_equal(mr_batch_add_row(s, &row, NULL, NULL), MR_INVALID_ARGUMENT);
+    const mr_batch *b = mr_batch_get(s);
+    assert_int_equal(b->n_rows, 3);
+    for (uint32_t r = 0; r < 3; r++) {
+        assert_int_equal(b->logit_rows[r], 0);
+        assert_int_equal(b->row_params[r].bias_offset, 0);
+        assert_memory_equal(b->bias_tokens + b->row_params[r].bias_offset, tokens, sizeof(tokens));
+    }
+    mr_batch_storage_destroy(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_drawing),
+        cmocka_unit_test(test_rows_share_a_bias_list),
         cmocka_unit_test(test_groups_are_packed),
         cmocka_unit_test(test_limits),
     };

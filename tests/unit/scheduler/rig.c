@@ -60,6 +60,51 @@ void rig_close(rig *r)
     scripted_exec_deinit(&r->exec);
 }
 
+mr_tokenizer *rig_tokenizer(void)
+{
+    /* The byte-level alphabet of GPT-2 spells the bytes C3 and A9 as these characters. */
+    static const char *const spellings[] = {
+        "a",      "b",      "c",       "b",       "ab",  "ba",  "aa",  "bb",  "ac",  "ca",
+        "bc",     "cb",     "cc",      "aab",     "aba", "abb", "baa", "bab", "bba", "bbb",
+        "aaa",    "abc",    "acb",     "bac",     "bca", "cab", "cba", "aac", "aca", "caa",
+        "\u00c3", "\u00a9", "a\u00c3", "\u00a9b", "ccc", "bbc", "bcb", "cbb", "cca", "acc",
+    };
+    mr_bytes tokens[40];
+    uint8_t kinds[40] = {0};
+    mr_tokenizer *tokenizer = NULL;
+    mr_error err = {0};
+    for (size_t i = 0; i < 40; i++) {
+        tokens[i] = (mr_bytes){(const uint8_t *)spellings[i], strlen(spellings[i])};
+    }
+    tokens[3] = (mr_bytes){(const uint8_t *)"<b>", 3};
+    kinds[3] = MR_TOKEN_SPECIAL;
+    const mr_tokenizer_spec spec = {
+        .model = "gpt2",
+        .pre_tokenizer = "gpt-2",
+        .tokens = tokens,
+        .kinds = kinds,
+        .n_tokens = 40,
+        .bos_id = UINT32_MAX,
+        .eos_id = UINT32_MAX,
+    };
+    if (mr_tokenizer_create(&spec, &tokenizer, &err) != MR_OK) {
+        fail_msg("%s", err.message);
+    }
+    return tokenizer;
+}
+
+mr_stop *rig_stop(const char *const *strings, size_t count)
+{
+    mr_stop_string list[MR_MAX_STOP_STRINGS];
+    mr_stop *stop = NULL;
+    assert_true(count <= MR_MAX_STOP_STRINGS);
+    for (size_t i = 0; i < count; i++) {
+        list[i] = (mr_stop_string){.data = strings[i], .bytes = strlen(strings[i])};
+    }
+    assert_int_equal(mr_stop_create(list, count, &stop, NULL), MR_OK);
+    return stop;
+}
+
 mr_request_params rig_params(uint32_t max_tokens)
 {
     return (mr_request_params){
@@ -70,27 +115,30 @@ mr_request_params rig_params(uint32_t max_tokens)
     };
 }
 
-mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *params)
+mr_request *rig_request_of(rig *r, uint32_t n_prompt, mr_request_spec *spec)
 {
     uint32_t prompt[MAX_PROMPT];
     char id[16];
     mr_request *request = NULL;
     assert_in_range(n_prompt, 1, MAX_PROMPT);
     for (uint32_t i = 0; i < n_prompt; i++) {
-        prompt[i] = 10 + i;
+        prompt[i] = (10 + i) % r->options.vocab_size;
     }
     snprintf(id, sizeof(id), "r%u", r->n_requests++);
-    const mr_request_spec spec = {
-        .id = id,
-        .prompt = prompt,
-        .n_prompt = n_prompt,
-        .params = *params,
-        .arrived_ns = r->now_ns,
-        .deadline_ns = MR_NEVER,
-        .sink = &r->sink,
-    };
-    assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
+    spec->id = id;
+    spec->prompt = prompt;
+    spec->n_prompt = n_prompt;
+    spec->arrived_ns = r->now_ns;
+    spec->deadline_ns = spec->deadline_ns == 0 ? MR_NEVER : spec->deadline_ns;
+    spec->sink = &r->sink;
+    assert_int_equal(mr_request_create(spec, &request, NULL), MR_OK);
     return request;
+}
+
+mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *params)
+{
+    mr_request_spec spec = {.params = *params};
+    return rig_request_of(r, n_prompt, &spec);
 }
 
 void rig_submit(rig *r, mr_request *request)
@@ -117,6 +165,9 @@ bool rig_step(rig *r, const uint32_t *tokens)
     if (!planned) {
         return false;
     }
+    size_t n_copies;
+    const mr_block_copy *copies = mr_scheduler_copies(r->scheduler, &n_copies);
+    assert_int_equal(r->exec.base.vt->copy_blocks(&r->exec.base, copies, n_copies, NULL), MR_OK);
     assert_int_equal(mr_exec_run(&r->exec.base, r->batch, &output, NULL), MR_OK);
     assert_string_equal(r->exec.violation, "");
     if (tokens != NULL) {
@@ -146,42 +197,73 @@ rig_event rig_read(mr_request *request)
     if (oldest != NULL) {
         event = (rig_event){
             .token = oldest->token,
+            .choice = oldest->choice,
             .finish = (mr_finish)oldest->finish,
+            .last = oldest->last,
             .matched_token = oldest->matched_token,
+            .matched_stop = oldest->matched_stop,
             .text_bytes = oldest->text_bytes,
+            .logprob = oldest->logprob,
+            .cumulative = oldest->cumulative_logprob,
         };
         mr_ring_pop(&request->events, 1);
     }
     return event;
 }
 
+void rig_expect_event(const rig_event *event, const scripted_result *expected, uint32_t index)
+{
+    const bool ends = index + 1 == expected->n_tokens;
+    assert_true(index < expected->n_tokens);
+    assert_int_equal(event->token, expected->tokens[index]);
+    assert_int_equal(event->finish, ends ? expected->finish : MR_FINISH_NONE);
+    assert_int_equal(event->matched_token, ends ? expected->matched_token : MR_NO_TOKEN);
+    assert_int_equal(event->matched_stop, ends ? expected->matched_stop : MR_NO_STOP);
+    if (expected->shown[index] == SIZE_MAX) {
+        assert_true(event->text_bytes == UINT64_MAX);
+    } else {
+        assert_int_equal(event->text_bytes, expected->shown[index]);
+    }
+}
+
 void rig_expect_whole(rig *r, mr_request *request)
 {
-    uint32_t expected[MAX_PROMPT];
-    mr_finish finish;
-    const uint32_t n = scripted_output(&r->options, request->prompt, request->n_prompt,
-                                       &request->params, expected, &finish);
-    for (uint32_t i = 0; i < n; i++) {
+    static scripted_result expected[MR_MAX_CHOICES];
+    uint32_t n_read[MR_MAX_CHOICES] = {0};
+    uint32_t total = 0;
+    for (uint32_t c = 0; c < request->params.n; c++) {
+        scripted_output(&r->options, request, c, &expected[c]);
+        total += expected[c].n_tokens;
+    }
+    for (uint32_t i = 0; i < total; i++) {
         const rig_event event = rig_read(request);
-        assert_int_equal(event.token, expected[i]);
-        assert_int_equal(event.finish, i + 1 == n ? finish : MR_FINISH_NONE);
+        assert_true(event.choice < request->params.n);
+        rig_expect_event(&event, &expected[event.choice], n_read[event.choice]++);
+        assert_int_equal(event.last, i + 1 == total);
     }
     assert_int_equal(mr_ring_count(&request->events), 0);
-    assert_int_equal(request->usage.completion_tokens, n);
+    assert_int_equal(request->usage.completion_tokens, total);
     assert_int_equal(request->error.status, MR_OK);
 }
 
 void rig_expect_end(mr_request *request, mr_finish finish, mr_status status)
 {
-    rig_event event;
+    uint32_t ended = 0;
+    bool last = false;
     assert_true(mr_ring_count(&request->events) > 0);
-    do {
-        event = rig_read(request);
-    } while (mr_ring_count(&request->events) > 0);
-    assert_int_equal(event.token, MR_NO_TOKEN);
-    assert_int_equal(event.finish, finish);
+    while (mr_ring_count(&request->events) > 0) {
+        const rig_event event = rig_read(request);
+        assert_false(last);
+        last = event.last;
+        if (event.token == MR_NO_TOKEN) {
+            assert_int_equal(event.finish, finish);
+        }
+        ended += event.finish != MR_FINISH_NONE;
+    }
+    assert_true(last);
+    assert_int_equal(ended, request->params.n);
     assert_int_equal(request->error.status, status);
-    assert_true(request->error.message[0] != '\0');
+    assert_true(status == MR_OK || request->error.message[0] != '\0');
     assert_true(request->usage.finished_ns > 0);
 }
 

@@ -3,8 +3,8 @@
 #ifndef MILLRACE_TESTS_SCHEDULER_RIG_H
 #define MILLRACE_TESTS_SCHEDULER_RIG_H
 
+#include "oracle.h"
 #include "scheduler/internal.h"
-#include "scripted.h"
 
 #define RIG_EOS_A 3u
 #define RIG_EOS_B 7u
@@ -30,11 +30,19 @@ void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, 
 /* Asserts that no block is live any more; the scheduler must be idle. */
 void rig_close(rig *r);
 
+/* A tokenizer of 40 tokens: 3 is special (its bytes are "<b>"), the others are short strings over
+ * a, b and c, some of which end in half of a two-byte character. Destroyed by the caller. */
+mr_tokenizer *rig_tokenizer(void);
+/* The automaton of `count` strings that end in NUL. */
+mr_stop *rig_stop(const char *const *strings, size_t count);
+
 /* Greedy, without end tokens. */
 mr_request_params rig_params(uint32_t max_tokens);
 /* A request with prompt {10, 11, …}, and the caller's reference on it. */
 mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *params);
-/* As above, given to the scheduler. */
+/* The same from a spec whose id, prompt, arrival, deadline (0: none) and sink are filled in. */
+mr_request *rig_request_of(rig *r, uint32_t n_prompt, mr_request_spec *spec);
+/* As rig_request(), and given to the scheduler. */
 mr_request *rig_add(rig *r, uint32_t n_prompt, uint32_t max_tokens);
 void rig_submit(rig *r, mr_request *request);
 
@@ -46,16 +54,24 @@ void rig_run(rig *r);
 
 typedef struct rig_event {
     uint32_t token;
+    uint32_t choice;
     mr_finish finish;
+    bool last;
     uint32_t matched_token;
+    uint32_t matched_stop;
     uint64_t text_bytes;
+    float logprob;
+    double cumulative;
 } rig_event;
 
 /* The oldest unread event, taken out; token MR_NO_TOKEN and finish NONE when there is none. */
 rig_event rig_read(mr_request *request);
-/* Reads everything; asserts that it equals the script, ended with the script's finish. */
+/* Asserts that the event is the `index`-th one of its choice in the script. */
+void rig_expect_event(const rig_event *event, const scripted_result *expected, uint32_t index);
+/* Reads everything; asserts that each choice equals the script and ended with its finish. */
 void rig_expect_whole(rig *r, mr_request *request);
-/* Reads everything; asserts that the last event has no token and this finish and status. */
+/* Reads everything; asserts that the last event of each choice has no token and this finish, and
+ * the request this status. */
 void rig_expect_end(mr_request *request, mr_finish finish, mr_status status);
 
 uint32_t rig_live_blocks(const rig *r);

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -30,13 +31,19 @@ static bool is_in(uint32_t token, const uint32_t *list, uint32_t n)
     return false;
 }
 
-uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t vocab_size,
-                       const uint32_t *banned, uint32_t n_banned)
+static uint64_t hash_of(const uint32_t *tokens, uint32_t n)
 {
     uint64_t hash = 14695981039346656037u;
     for (uint32_t i = 0; i < n; i++) {
         hash = (hash ^ (tokens[i] + 1)) * 1099511628211u;
     }
+    return hash;
+}
+
+uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t choice, uint32_t vocab_size,
+                       const uint32_t *banned, uint32_t n_banned)
+{
+    const uint64_t hash = hash_of(tokens, n) + choice * 0x9e3779b97f4a7c15u;
     uint32_t token = (uint32_t)(hash >> 32) % vocab_size;
     while (is_in(token, banned, n_banned)) {
         token = (token + 1) % vocab_size;
@@ -44,28 +51,19 @@ uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t vocab_size,
     return token;
 }
 
-uint32_t scripted_output(const mr_scheduler_options *options, const uint32_t *prompt,
-                         uint32_t n_prompt, const mr_request_params *params, uint32_t *out,
-                         mr_finish *finish)
+void scripted_distribution(const uint32_t *tokens, uint32_t n, uint32_t vocab_size,
+                           const uint32_t *banned, uint32_t n_banned, float *out)
 {
-    uint32_t *all = mr_calloc((size_t)n_prompt + params->max_tokens, sizeof(*all));
-    MR_CHECK(all != NULL);
-    memcpy(all, prompt, n_prompt * sizeof(*prompt));
-    uint32_t n = 0;
-    *finish = MR_FINISH_LENGTH;
-    while (n < params->max_tokens && n_prompt + n < options->max_seq_length) {
-        const bool bans = !params->ignore_eos && n < params->min_tokens;
-        const uint32_t token = scripted_next(all, n_prompt + n, options->vocab_size, options->eos,
-                                             bans ? options->n_eos : 0);
-        all[n_prompt + n] = token;
-        out[n++] = token;
-        if (!params->ignore_eos && is_in(token, options->eos, options->n_eos)) {
-            *finish = MR_FINISH_STOP;
-            break;
-        }
+    scripted_random random = {.state = hash_of(tokens, n)};
+    double sum = 0.0;
+    for (uint32_t v = 0; v < vocab_size; v++) {
+        const double weight = exp(scripted_draw(&random, 1u << 20) * (4.0 / (1u << 20)));
+        out[v] = is_in(v, banned, n_banned) ? -INFINITY : (float)log(weight);
+        sum += is_in(v, banned, n_banned) ? 0.0 : weight;
     }
-    free(all);
-    return n;
+    for (uint32_t v = 0; v < vocab_size; v++) {
+        out[v] -= (float)log(sum);
+    }
 }
 
 uint32_t scripted_draw(scripted_random *random, uint32_t below)
@@ -73,6 +71,8 @@ uint32_t scripted_draw(scripted_random *random, uint32_t below)
     random->state = random->state * 6364136223846793005u + 1442695040888963407u;
     return (uint32_t)(random->state >> 33) % below;
 }
+
+#define SHARED UINT32_MAX /* owner of a block that is only read */
 
 static void apply_deltas(scripted_exec *exec, const mr_batch *batch)
 {
@@ -92,21 +92,26 @@ static void apply_deltas(scripted_exec *exec, const mr_batch *batch)
     }
 }
 
-/* No block belongs to two sequences of the step. */
+/* Who writes into a block is the only one that has it: full blocks may be shared. */
 static void check_blocks(scripted_exec *exec, const mr_batch *batch, uint32_t b)
 {
     const uint32_t slot = batch->seq_slot[b];
-    const uint32_t n = mr_blocks_for(batch->context_len[b], exec->limits.block_size);
+    const uint32_t block_size = exec->limits.block_size;
+    const uint32_t first = batch->positions[batch->seq_start[b]] / block_size;
+    const uint32_t n = mr_blocks_for(batch->context_len[b], block_size);
     for (uint32_t i = 0; i < n; i++) {
         const uint32_t block = exec->tables[slot * exec->max_blocks + i];
+        const bool writes = i >= first;
+        uint32_t *owner = &exec->owners[block];
         expect(exec, block != MR_NULL_BLOCK, "slot %u has no block %u", slot, i);
-        expect(exec, exec->owners[block] == 0, "block %u of slot %u belongs to slot %u too", block,
-               slot, exec->owners[block] - 1);
-        exec->owners[block] = slot + 1;
+        expect(exec, *owner == 0 || (*owner == SHARED && !writes),
+               "block %u of slot %u belongs to another too (%u)", block, slot, *owner);
+        *owner = writes ? slot + 1 : SHARED;
     }
 }
 
-/* Takes the tokens of a sequence into the cache; each exactly once, in order. */
+/* Takes the tokens of a sequence into the cache, in order. That nothing is missing before them
+ * shows when a row reads the cache. */
 static void run_sequence(scripted_exec *exec, const mr_batch *batch, uint32_t b)
 {
     const uint32_t slot = batch->seq_slot[b];
@@ -116,8 +121,6 @@ static void run_sequence(scripted_exec *exec, const mr_batch *batch, uint32_t b)
     expect(exec, n > 0 && batch->seq_start[b + 1] <= batch->n_tokens, "sequence %u is empty", b);
     expect(exec, batch->context_len[b] == first + n, "sequence %u: context %u after %u + %u", b,
            batch->context_len[b], first, n);
-    expect(exec, first == 0 || first == exec->computed[slot],
-           "slot %u goes on at %u but has %u tokens", slot, first, exec->computed[slot]);
     check_blocks(exec, batch, b);
     for (uint32_t t = start; t < start + n; t++) {
         const uint32_t position = batch->positions[t];
@@ -132,7 +135,6 @@ static void run_sequence(scripted_exec *exec, const mr_batch *batch, uint32_t b)
         exec->kv_tokens[at] = (uint32_t)batch->token_src[t];
         exec->kv_positions[at] = position;
     }
-    exec->computed[slot] = first + n;
 }
 
 /* The tokens of a sequence as the cache holds them. */
@@ -160,20 +162,43 @@ static void check_history(scripted_exec *exec, uint32_t slot, const mr_row_param
            "slot %u: the history differs from the tokens", slot);
 }
 
+/* Alternatives of the script's distribution, best first, lower ids first among equals. */
+static void real_top(scripted_exec *exec, uint32_t row, uint32_t n, uint8_t wanted,
+                     const uint32_t *banned, uint32_t n_banned)
+{
+    float *d = exec->distribution;
+    scripted_distribution(exec->context, n, exec->vocab_size, banned, n_banned, d);
+    exec->logprobs[row] = d[exec->tokens[row]];
+    exec->n_top[row] = 0;
+    for (uint32_t i = 0; i < wanted; i++) {
+        uint32_t best = 0;
+        for (uint32_t v = 1; v < exec->vocab_size; v++) {
+            best = d[v] > d[best] ? v : best;
+        }
+        if (d[best] == -INFINITY) {
+            break;
+        }
+        exec->top[row * MR_MAX_TOP + i] = (mr_alternative){.token = best, .logprob = d[best]};
+        exec->n_top[row]++;
+        d[best] = -INFINITY;
+    }
+}
+
 static void run_row(scripted_exec *exec, const mr_batch *batch, uint32_t row, uint32_t b)
 {
     const mr_row_params *params = &batch->row_params[row];
     const uint32_t slot = batch->seq_slot[b];
-    const uint32_t n = batch->context_len[b];
-    expect(exec, batch->logit_rows[row] == batch->seq_start[b + 1] - 1,
-           "row %u is not the end of a sequence", row);
+    const uint32_t n = batch->positions[batch->logit_rows[row]] + 1;
+    const uint32_t *banned = batch->bias_tokens + params->bias_offset;
     expect(exec, params->position == n, "row %u draws position %u after %u tokens", row,
            params->position, n);
     read_context(exec, slot, n);
     check_history(exec, slot, params);
-    const uint32_t token =
-        scripted_next(exec->context, n, exec->vocab_size, batch->bias_tokens + params->bias_offset,
-                      params->bias_count);
+    uint32_t token = params->target;
+    if (token == MR_NO_TARGET) {
+        token = scripted_next(exec->context, n, params->choice, exec->vocab_size, banned,
+                              params->bias_count);
+    }
     exec->tokens[row] = token;
     exec->corrupt[row] = exec->corrupt_at != 0 && params->position == exec->corrupt_at;
     exec->logprobs[row] = -0.5f * (float)token;
@@ -181,6 +206,9 @@ static void run_row(scripted_exec *exec, const mr_batch *batch, uint32_t row, ui
     for (uint32_t i = 0; i < params->n_top; i++) {
         exec->top[row * MR_MAX_TOP + i] =
             (mr_alternative){.token = token + i, .logprob = -(float)i};
+    }
+    if (exec->real_top && params->want_logprob) {
+        real_top(exec, row, n, params->n_top, banned, params->bias_count);
     }
 }
 
@@ -222,8 +250,12 @@ static mr_status scripted_wait(mr_exec *base, mr_step_output *out, mr_error *err
     uint32_t row = 0;
     for (uint32_t b = 0; b < batch->n_seqs && exec->violation[0] == '\0'; b++) {
         run_sequence(exec, batch, b);
-        if (row < batch->n_rows && batch->logit_rows[row] < batch->seq_start[b + 1]) {
+        const uint32_t before = row;
+        while (row < batch->n_rows && batch->logit_rows[row] < batch->seq_start[b + 1]) {
             run_row(exec, batch, row++, b);
+        }
+        if (row - before > exec->max_seq_rows) {
+            exec->max_seq_rows = row - before;
         }
     }
     expect(exec, row == batch->n_rows, "%u rows asked for, %u belong to a sequence", batch->n_rows,
@@ -240,7 +272,34 @@ static mr_status scripted_wait(mr_exec *base, mr_step_output *out, mr_error *err
     return MR_OK;
 }
 
-static const mr_exec_vtable scripted_vtable = {.submit = scripted_submit, .wait = scripted_wait};
+static mr_status scripted_copy_blocks(mr_exec *base, const mr_block_copy *copies, size_t count,
+                                      mr_error *err)
+{
+    (void)err;
+    scripted_exec *exec = (scripted_exec *)base;
+    const uint32_t size = exec->limits.block_size;
+    for (size_t i = 0; i < count; i++) {
+        const uint32_t from = copies[i].from;
+        const uint32_t to = copies[i].to;
+        expect(exec,
+               from > 0 && from < exec->n_blocks && to > 0 && to < exec->n_blocks && from != to,
+               "copy of block %u to %u", from, to);
+        if (exec->violation[0] == '\0') {
+            memcpy(exec->kv_tokens + to * size, exec->kv_tokens + from * size,
+                   size * sizeof(*exec->kv_tokens));
+            memcpy(exec->kv_positions + to * size, exec->kv_positions + from * size,
+                   size * sizeof(*exec->kv_positions));
+        }
+        exec->n_copies++;
+    }
+    return MR_OK;
+}
+
+static const mr_exec_vtable scripted_vtable = {
+    .submit = scripted_submit,
+    .wait = scripted_wait,
+    .copy_blocks = scripted_copy_blocks,
+};
 
 static void *zeroed(size_t count, size_t size)
 {
@@ -260,7 +319,7 @@ void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options
     const size_t kv = (size_t)n_blocks * block_size;
     exec->max_blocks = mr_blocks_for(options->max_seq_length, block_size);
     exec->tables = zeroed(slots * exec->max_blocks, sizeof(uint32_t));
-    exec->computed = zeroed(slots, sizeof(uint32_t));
+    exec->distribution = zeroed(options->vocab_size, sizeof(float));
     exec->kv_tokens = zeroed(kv, sizeof(uint32_t));
     exec->kv_positions = zeroed(kv, sizeof(uint32_t));
     exec->owners = zeroed(n_blocks, sizeof(uint32_t));
@@ -276,7 +335,7 @@ void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options
 void scripted_exec_deinit(scripted_exec *exec)
 {
     free(exec->tables);
-    free(exec->computed);
+    free(exec->distribution);
     free(exec->kv_tokens);
     free(exec->kv_positions);
     free(exec->owners);

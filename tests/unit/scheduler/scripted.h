@@ -22,12 +22,15 @@ typedef struct scripted_exec {
     uint32_t max_blocks;    /* of a slot */
     uint64_t fail_at_step;  /* submit() fails there; 0: never */
     uint32_t corrupt_at;    /* rows of this position hold a NaN; 0: none */
+    bool real_top;          /* alternatives and logprobs are those of scripted_logprob() */
+    uint32_t n_copies;      /* blocks copied so far */
+    uint32_t max_seq_rows;  /* the most rows that a sequence had in a step */
     const mr_batch *batch;  /* between submit() and wait() */
     uint32_t *tables;       /* [slots][max_blocks] */
-    uint32_t *computed;     /* [slots] tokens in the cache */
     uint32_t *kv_tokens;    /* [n_blocks · block_size] */
     uint32_t *kv_positions; /* [n_blocks · block_size] */
-    uint32_t *owners;       /* [n_blocks] slot + 1 of the step that is checked */
+    uint32_t *owners;       /* [n_blocks] slot + 1 of who writes it in the step that is checked */
+    float *distribution;    /* [vocab] scratch */
     uint32_t *history;      /* [slots][max_context] */
     uint32_t *context;      /* [max_context] scratch */
     uint32_t *tokens;       /* [rows] */
@@ -42,15 +45,13 @@ void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options
                         uint32_t block_size, uint32_t n_blocks);
 void scripted_exec_deinit(scripted_exec *exec);
 
-/* Token that follows tokens[n]; the next one up if it is banned. */
-uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t vocab_size,
+/* Token that choice `choice` draws after tokens[n]; the next one up if it is banned. */
+uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t choice, uint32_t vocab_size,
                        const uint32_t *banned, uint32_t n_banned);
 
-/* The whole output that a request must have: fills out[max_tokens], gives its length and how it
- * ends. Independent of any scheduling. */
-uint32_t scripted_output(const mr_scheduler_options *options, const uint32_t *prompt,
-                         uint32_t n_prompt, const mr_request_params *params, uint32_t *out,
-                         mr_finish *finish);
+/* Logprobs of all tokens after tokens[n]; banned ones have −INFINITY. */
+void scripted_distribution(const uint32_t *tokens, uint32_t n, uint32_t vocab_size,
+                           const uint32_t *banned, uint32_t n_banned, float *out);
 
 /* Small generator of test cases. */
 typedef struct scripted_random {

@@ -124,11 +124,9 @@ static mr_finish read_all(waiter *w, mr_request *request, uint32_t *out, uint32_
 
 static bool is_scripted(const fixture *f, mr_request *request, const uint32_t *tokens, uint32_t n)
 {
-    uint32_t expected[128];
-    mr_finish finish;
-    const uint32_t n_expected = scripted_output(&f->options, request->prompt, request->n_prompt,
-                                                &request->params, expected, &finish);
-    return n <= n_expected && memcmp(tokens, expected, n * sizeof(*tokens)) == 0;
+    scripted_result expected;
+    scripted_output(&f->options, request, 0, &expected);
+    return n <= expected.n_tokens && memcmp(tokens, expected.tokens, n * sizeof(*tokens)) == 0;
 }
 
 static void expect_ends(fixture *f, mr_request *request, mr_finish finish, mr_status status)
@@ -222,6 +220,47 @@ static void test_engine_cancel_ends_a_running_request_C1(void **state)
     expect_ends(&f, request, MR_FINISH_CANCELLED, MR_CANCELLED);
     request = submit(&f, 5, 0);
     expect_ends(&f, request, MR_FINISH_LENGTH, MR_OK);
+    close_fixture(&f);
+}
+
+/* The engine makes the copies that the scheduler lists. */
+static void test_engine_serves_choices_and_searches(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    f.exec.real_top = true;
+    start(&f);
+    for (uint32_t i = 0; i < 20; i++) {
+        mr_request *request = NULL;
+        const uint32_t prompt[] = {i, i + 1, i + 2, i + 3, i + 4};
+        mr_request_spec spec = {
+            .id = "n",
+            .prompt = prompt,
+            .n_prompt = 5,
+            .params = rig_params(10),
+            .deadline_ns = MR_NEVER,
+            .sink = &f.waiters[0].sink,
+        };
+        spec.params.n = 3;
+        spec.params.beam_width = i % 2 == 0 ? 1 : 4;
+        assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
+        assert_int_equal(mr_engine_submit(f.engine, request, NULL), MR_OK);
+        uint32_t n_read = 0;
+        for (bool last = false; !last;) {
+            while (!last && mr_ring_count(&request->events) > 0) {
+                last = rig_read(request).last;
+                n_read++;
+            }
+            if (!last) {
+                mr_event_wait(&f.waiters[0].event, MR_NEVER);
+            }
+        }
+        assert_int_equal(n_read, 30);
+        mr_request_unref(request);
+    }
+    assert_true(mr_engine_drain(f.engine, MR_NEVER));
+    assert_true(f.exec.n_copies > 0);
     close_fixture(&f);
 }
 
@@ -320,6 +359,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engine_serves_several_threads_C4),
         cmocka_unit_test(test_engine_cancel_ends_a_running_request_C1),
+        cmocka_unit_test(test_engine_serves_choices_and_searches),
         cmocka_unit_test(test_engine_sleeps_through_the_batch_window),
         cmocka_unit_test(test_engine_device_failure_is_final),
         cmocka_unit_test(test_engine_drains_what_runs_and_refuses_the_rest),

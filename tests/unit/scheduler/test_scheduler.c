@@ -582,6 +582,38 @@ static void test_scheduler_steps_do_not_allocate(void **state)
     rig_close(&r);
 }
 
+static void test_scheduler_steps_of_choices_and_searches_do_not_allocate(void **state)
+{
+    (void)state;
+    rig r;
+    mr_scheduler_options options = rig_options();
+    mr_request *requests[8];
+    options.max_batch_tokens = 16;
+    options.max_batch_size = 8;
+    rig_open(&r, &options, 4, 30);
+    r.exec.real_top = true;
+    for (uint32_t i = 0; i < 8; i++) {
+        mr_request_params params = rig_params(20);
+        params.frequency_penalty = 0.5f;
+        params.prompt_logprobs = true;
+        params.n = i % 3 + 1;
+        params.beam_width = i % 4 == 3 ? 4 : 1;
+        requests[i] = rig_request(&r, 5 + i, &params);
+    }
+    for (uint32_t i = 0; i < 8; i++) {
+        rig_submit(&r, requests[i]); /* makes room for all choices */
+    }
+    const uint32_t before = allocations;
+    rig_run(&r);
+    assert_int_equal(allocations, before);
+    assert_true(r.exec.n_copies > 0);
+    for (uint32_t i = 0; i < 8; i++) {
+        assert_int_equal(requests[i]->error.status, MR_OK);
+        mr_request_unref(requests[i]);
+    }
+    rig_close(&r);
+}
+
 static void test_scheduler_refuses_bad_options(void **state)
 {
     (void)state;
@@ -620,6 +652,7 @@ int main(void)
         cmocka_unit_test(test_scheduler_fail_ends_everything),
         cmocka_unit_test(test_scheduler_destroy_cancels_what_is_left),
         cmocka_unit_test(test_scheduler_steps_do_not_allocate),
+        cmocka_unit_test(test_scheduler_steps_of_choices_and_searches_do_not_allocate),
         cmocka_unit_test(test_scheduler_refuses_bad_options),
     };
     mr_log_set_level(MR_LOG_WARN);

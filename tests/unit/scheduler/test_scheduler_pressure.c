@@ -71,10 +71,10 @@ static void test_scheduler_never_preempts_the_oldest_M1(void **state)
     while (!mr_scheduler_idle(r.scheduler)) {
         const mr_sequence *oldest =
             r.scheduler->running.count > 0 ? r.scheduler->running.items[0] : NULL;
-        const uint32_t before = oldest == NULL ? 0 : oldest->request->usage.preemptions;
+        const uint32_t before = oldest == NULL ? 0 : oldest->preemptions;
         assert_true(rig_step(&r, NULL));
         if (oldest != NULL) {
-            assert_int_equal(oldest->request->usage.preemptions, before);
+            assert_int_equal(oldest->preemptions, before);
         }
     }
     assert_true(preemptions(&r) > 0);
@@ -251,12 +251,11 @@ static void test_scheduler_pauses_for_a_slow_reader_and_goes_on(void **state)
         assert_true(rig_step(&r, NULL)); /* the other notices nothing */
         assert_int_equal(r.batch->n_seqs, 1);
     }
-    uint32_t expected[3];
-    mr_finish finish;
-    scripted_output(&r.options, slow->prompt, 3, &slow->params, expected, &finish);
+    scripted_result expected;
+    scripted_output(&r.options, slow, 0, &expected);
     for (uint32_t i = 0; i < 3; i++) {
         const rig_event event = rig_read(slow);
-        assert_int_equal(event.token, expected[i]);
+        assert_int_equal(event.token, expected.tokens[i]);
         assert_int_equal(event.finish, i == 2 ? MR_FINISH_LENGTH : MR_FINISH_NONE);
         rig_step(&r, NULL);
     }
@@ -309,11 +308,10 @@ static void test_scheduler_paused_sequence_yields_its_blocks_first(void **state)
     assert_int_equal(slow->usage.preemptions, 1);
     assert_false(rig_step(&r, NULL)); /* waits, not admitted before its reader has read */
     assert_int_equal(rig_live_blocks(&r), 0);
-    uint32_t expected[8];
-    mr_finish finish;
-    scripted_output(&r.options, slow->prompt, 3, &slow->params, expected, &finish);
+    scripted_result expected;
+    scripted_output(&r.options, slow, 0, &expected);
     for (uint32_t i = 0; i < 8; i++) {
-        assert_int_equal(rig_read(slow).token, expected[i]);
+        assert_int_equal(rig_read(slow).token, expected.tokens[i]);
         rig_step(&r, NULL);
     }
     mr_request_unref(slow);

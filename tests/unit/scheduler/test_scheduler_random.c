@@ -23,6 +23,7 @@
 #define CLIENTS       24u
 #define MAX_TOKENS    40u
 #define MAX_PROMPT    40u
+#define MAX_CHOICES   6u
 #define SLOW_LIMIT_MS 60u
 
 typedef enum reader {
@@ -32,13 +33,20 @@ typedef enum reader {
     READERS,
 } reader;
 
+/* A choice, and its undisturbed run. */
+typedef struct choice {
+    scripted_result expected;
+    double cumulative; /* of a hypothesis */
+    uint32_t n_read;
+    bool ended;
+} choice;
+
 typedef struct client {
     mr_request *request; /* NULL: free */
     reader reader;
-    uint32_t expected[MAX_TOKENS];
-    uint32_t n_expected;
-    mr_finish finish; /* of the undisturbed run */
-    uint32_t n_read;
+    choice choices[MAX_CHOICES];
+    uint32_t n_read; /* tokens of all choices */
+    uint32_t n_ended;
     bool cancelled;
     bool ended;
 } client;
@@ -47,10 +55,23 @@ typedef struct world {
     rig r;
     scripted_random random;
     client clients[CLIENTS];
+    mr_tokenizer *tokenizer;
     uint32_t total_blocks;
     uint32_t arrived;
     uint32_t ended;
 } world;
+
+/* What happened in all worlds. */
+typedef struct tally {
+    uint32_t preemptions;
+    uint32_t copies;
+    uint32_t stopped_by_string;
+    uint32_t time_limits;
+    uint32_t several; /* requests of several choices that went to their end */
+    uint32_t searches;
+} tally;
+
+static tally seen;
 
 static uint32_t draw(world *w, uint32_t low, uint32_t high)
 {
@@ -66,6 +87,7 @@ static void world_open(world *w, uint32_t number)
 {
     static const uint32_t eos[] = {RIG_EOS_A, RIG_EOS_B};
     *w = (world){.random.state = 0x5eed0000u + number};
+    w->tokenizer = rig_tokenizer();
     const mr_scheduler_options options = {
         .max_batch_size = draw(w, 1, 7),
         .max_batch_tokens = draw(w, 1, 14),
@@ -78,9 +100,12 @@ static void world_open(world *w, uint32_t number)
         .eos = eos,
         .n_eos = 2,
         .vocab_size = 40,
+        .max_rows = draw(w, 0, 12),
+        .tokenizer = w->tokenizer,
     };
     w->total_blocks = draw(w, 2, 24);
     rig_open(&w->r, &options, draw(w, 1, 5), w->total_blocks + 1);
+    w->r.exec.real_top = true;
 }
 
 static mr_request_params draw_params(world *w)
@@ -89,32 +114,90 @@ static mr_request_params draw_params(world *w)
     params.ignore_eos = chance(w, 2);
     params.min_tokens = chance(w, 3) ? draw(w, 1, 12) : 0;
     params.presence_penalty = chance(w, 3) ? 0.5f : 0;
+    params.n = chance(w, 3) ? draw(w, 2, MAX_CHOICES) : 1;
+    params.include_stop_in_text = chance(w, 2);
+    params.keep_special_tokens = chance(w, 2);
+    params.prompt_logprobs = chance(w, 4);
+    params.time_limit_ns = chance(w, 8) ? draw(w, 1, 60) * MS : 0;
+    if (chance(w, 6)) {
+        params.beam_width = draw(w, 2, MAX_CHOICES);
+        params.n = draw(w, 1, params.beam_width);
+        params.length_penalty = (float)draw(w, 0, 4) * 0.5f - 0.5f;
+        return params;
+    }
     params.logprobs = chance(w, 3);
-    params.top_logprobs = params.logprobs ? (uint8_t)draw(w, 0, MR_MAX_TOP) : 0;
+    params.top_logprobs = params.logprobs ? (uint8_t)draw(w, 0, MR_MAX_TOP_LOGPROBS) : 0;
     return params;
+}
+
+/* NULL: none. */
+static mr_stop *draw_stops(world *w)
+{
+    char strings[4][6];
+    const char *list[4];
+    const uint32_t count = draw(w, 1, 4);
+    if (chance(w, 2)) {
+        return NULL;
+    }
+    for (uint32_t i = 0; i < count; i++) {
+        const uint32_t length = draw(w, 2, 5);
+        for (uint32_t k = 0; k < length; k++) {
+            strings[i][k] = (char)('a' + scripted_draw(&w->random, 3));
+        }
+        strings[i][length] = '\0';
+        list[i] = strings[i];
+    }
+    return rig_stop(list, count);
+}
+
+static void expect_of(const world *w, client *c)
+{
+    static scripted_result hypotheses[MAX_CHOICES];
+    double cumulative[MAX_CHOICES];
+    const mr_request *request = c->request;
+    if (request->n_prompt >= w->r.options.max_seq_length) {
+        return; /* refused */
+    }
+    if (request->params.beam_width > 1) {
+        const uint32_t n = scripted_beams(&w->r.options, request, hypotheses, cumulative);
+        for (uint32_t i = 0; i < n; i++) {
+            c->choices[i].expected = hypotheses[i];
+            c->choices[i].cumulative = cumulative[i];
+        }
+        return;
+    }
+    for (uint32_t i = 0; i < request->params.n; i++) {
+        scripted_output(&w->r.options, request, i, &c->choices[i].expected);
+    }
 }
 
 static void arrive(world *w, client *c)
 {
     uint32_t prompt[MAX_PROMPT];
+    uint32_t stops[2];
     const uint32_t n_prompt = draw(w, 1, chance(w, 8) ? MAX_PROMPT : 12);
     for (uint32_t i = 0; i < n_prompt; i++) {
         prompt[i] = scripted_draw(&w->random, w->r.options.vocab_size);
     }
-    *c = (client){.reader = chance(w, 4) ? (reader)draw(w, 0, READERS - 1) : READER_PROMPT};
+    stops[0] = draw(w, 8, 39);
+    stops[1] = draw(w, 8, 39);
+    memset(c, 0, sizeof(*c));
+    c->reader = chance(w, 4) ? (reader)draw(w, 0, READERS - 1) : READER_PROMPT;
     const mr_request_spec spec = {
         .id = "random \"id\"",
         .prompt = prompt,
         .n_prompt = n_prompt,
         .params = draw_params(w),
+        .stop_tokens = stops,
+        .n_stop_tokens = chance(w, 3) ? draw(w, 1, 2) : 0,
+        .stop = draw_stops(w),
         .arrived_ns = w->r.now_ns,
         .deadline_ns = chance(w, 6) ? w->r.now_ns + draw(w, 0, 80) * MS : MR_NEVER,
         .sink = &w->r.sink,
         .ring_capacity = chance(w, 2) ? 0 : draw(w, 1, 8),
     };
     assert_int_equal(mr_request_create(&spec, &c->request, NULL), MR_OK);
-    c->n_expected =
-        scripted_output(&w->r.options, prompt, n_prompt, &spec.params, c->expected, &c->finish);
+    expect_of(w, c);
     w->arrived++;
     rig_submit(&w->r, c->request);
 }
@@ -124,9 +207,13 @@ static bool may_fail_so(const world *w, const client *c, const mr_error *err)
 {
     const mr_request *request = c->request;
     const uint32_t block_size = w->r.scheduler->block_size;
+    const uint32_t width = request->params.beam_width;
     if (err->status == MR_INVALID_ARGUMENT) {
-        return request->n_prompt >= w->r.options.max_seq_length ||
-               mr_blocks_for(request->n_prompt + 1, block_size) > w->total_blocks;
+        const uint32_t full = request->n_prompt / block_size;
+        const uint32_t wanted = mr_blocks_for(request->n_prompt + 1, block_size);
+        return request->n_prompt >= w->r.options.max_seq_length || wanted > w->total_blocks ||
+               (width > 1 && (full + width * (wanted - full) > w->total_blocks ||
+                              width > w->r.scheduler->max_running));
     }
     if (err->status != MR_RESOURCE_EXHAUSTED) {
         return false;
@@ -137,56 +224,113 @@ static bool may_fail_so(const world *w, const client *c, const mr_error *err)
     if (strstr(err->message, "max_queue_requests") != NULL) {
         return err->retry_after_ms > 0 && request->usage.scheduled_ns == 0;
     }
-    return mr_blocks_for(request->n_prompt + c->n_expected - 1, block_size) > w->total_blocks;
+    uint32_t longest = 0;
+    for (uint32_t i = 0; i < request->params.n; i++) {
+        const uint32_t n = c->choices[i].expected.n_tokens;
+        longest = n > longest ? n : longest;
+    }
+    /* Beams go on after hypotheses have ended, and up to `width` have blocks of their own. */
+    longest = width > 1 ? request->params.max_tokens : longest;
+    return width * mr_blocks_for(request->n_prompt + longest - 1, block_size) > w->total_blocks;
 }
 
-static void expect_end(const world *w, const client *c, const rig_event *event)
+/* The end of a choice whose request ended before it. */
+static void expect_cut(const world *w, const client *c, const rig_event *event)
 {
     const mr_error *err = &c->request->error;
     switch (event->finish) {
-    case MR_FINISH_STOP:
-    case MR_FINISH_LENGTH:
-        assert_int_equal(event->finish, c->finish);
-        assert_int_equal(c->n_read, c->n_expected);
-        assert_int_equal(err->status, MR_OK);
-        break;
     case MR_FINISH_CANCELLED:
         assert_true(c->cancelled);
         assert_int_equal(err->status, MR_CANCELLED);
         break;
     case MR_FINISH_TIME_LIMIT:
-        assert_true(c->request->deadline_ns <= c->request->usage.finished_ns);
-        assert_int_equal(err->status, MR_DEADLINE_EXCEEDED);
+        if (err->status == MR_OK) {
+            const uint64_t limit_ns = c->request->params.time_limit_ns;
+            assert_true(limit_ns > 0);
+            assert_true(c->request->arrived_ns + limit_ns <= c->request->usage.finished_ns);
+            seen.time_limits++;
+        } else {
+            assert_int_equal(err->status, MR_DEADLINE_EXCEEDED);
+            assert_true(c->request->deadline_ns <= c->request->usage.finished_ns);
+        }
         break;
     default:
         assert_int_equal(event->finish, MR_FINISH_ERROR);
         assert_true(may_fail_so(w, c, err));
         break;
     }
-    assert_int_equal(c->request->usage.completion_tokens, c->n_read);
-    assert_true(c->request->usage.preemptions <= w->r.options.max_preemptions);
-    assert_int_equal(mr_ring_count(&c->request->events), 0);
+}
+
+/* A search that its time limit cut gives what it had. */
+static bool is_cut_search(const client *c)
+{
+    return c->request->params.beam_width > 1 && c->request->params.time_limit_ns > 0;
+}
+
+static void expect_hypothesis_token(const choice *ch, const rig_event *event)
+{
+    const scripted_result *expected = &ch->expected;
+    const bool ends = ch->n_read + 1 == expected->n_tokens;
+    assert_true(ch->n_read < expected->n_tokens);
+    assert_int_equal(event->token, expected->tokens[ch->n_read]);
+    assert_int_equal(event->finish, ends ? expected->finish : MR_FINISH_NONE);
+    if (ends) {
+        assert_int_equal(event->matched_token, expected->matched_token);
+        assert_int_equal(event->matched_stop, expected->matched_stop);
+        assert_true(event->cumulative == ch->cumulative);
+    }
 }
 
 static void read_one(world *w, client *c)
 {
     const rig_event event = rig_read(c->request);
     assert_false(c->ended);
+    assert_true(event.choice < c->request->params.n);
+    choice *ch = &c->choices[event.choice];
+    assert_false(ch->ended);
     if (event.token != MR_NO_TOKEN) {
-        assert_true(c->n_read < c->n_expected);
-        assert_int_equal(event.token, c->expected[c->n_read]);
+        if (c->request->params.beam_width == 1) {
+            rig_expect_event(&event, &ch->expected, ch->n_read);
+        } else if (!is_cut_search(c)) {
+            expect_hypothesis_token(ch, &event);
+        }
+        ch->n_read++;
         c->n_read++;
+    } else if (!is_cut_search(c)) {
+        expect_cut(w, c, &event);
     }
-    if (event.finish != MR_FINISH_NONE) {
-        expect_end(w, c, &event);
-        c->ended = true;
+    ch->ended = event.finish != MR_FINISH_NONE;
+    c->n_ended += ch->ended;
+    c->ended = c->n_ended == c->request->params.n;
+    assert_int_equal(event.last, c->ended);
+    seen.stopped_by_string += event.matched_stop != MR_NO_STOP && event.finish == MR_FINISH_STOP;
+}
+
+static void expect_usage(const world *w, const client *c)
+{
+    const mr_request *request = c->request;
+    const uint32_t lives = request->params.beam_width > 1 ? 1 : request->params.n;
+    assert_int_equal(request->usage.completion_tokens, c->n_read);
+    assert_true(request->usage.preemptions <= w->r.options.max_preemptions * lives);
+    assert_int_equal(mr_ring_count(&request->events), 0);
+    if (request->params.prompt_logprobs && c->n_read > 0) {
+        assert_int_equal(request->n_prompt_scored, request->n_prompt);
+        for (uint32_t i = 1; i < request->n_prompt; i++) {
+            float d[64];
+            scripted_distribution(request->prompt, i, w->r.options.vocab_size, NULL, 0, d);
+            assert_true(request->prompt_logprobs[i].logprob == d[request->prompt[i]]);
+        }
+    }
+    if (request->error.status == MR_OK && !is_cut_search(c)) {
+        seen.several += request->params.n > 1 && request->params.beam_width == 1;
+        seen.searches += request->params.beam_width > 1;
     }
 }
 
 /* The last event of a request whose reader is gone is read by the test after all. */
 static void read_client(world *w, client *c)
 {
-    const bool over = c->request->sequence->state == MR_SEQUENCE_ENDED;
+    const bool over = c->request->group->n_open == 0;
     uint32_t takes = mr_ring_count(&c->request->events);
     if (!over && c->reader == READER_GONE) {
         takes = 0;
@@ -198,33 +342,48 @@ static void read_client(world *w, client *c)
     }
     assert_true(!over || c->ended);
     if (c->ended) {
+        expect_usage(w, c);
         mr_request_unref(c->request);
         c->request = NULL;
         w->ended++;
     }
 }
 
-/* Blocks of running sequences are theirs alone, and those are all live ones. */
+/* Counts what a resident sequence holds. */
+static void count_blocks(const world *w, const mr_sequence *sequence, bool *slots, uint32_t *held)
+{
+    assert_true(sequence->slot < w->r.scheduler->max_running && !slots[sequence->slot]);
+    slots[sequence->slot] = true;
+    for (uint32_t b = sequence->first_block; b < sequence->n_blocks; b++) {
+        held[sequence->blocks[b]]++;
+    }
+}
+
+/* Each block has as many references as resident sequences hold it; those that hold none are not
+ * live. */
 static void check_residents(const world *w)
 {
     const mr_scheduler *s = w->r.scheduler;
     bool slots[16] = {false};
-    uint32_t blocks = 0;
+    uint32_t held[64] = {0};
+    uint32_t n_slots = 0;
     for (uint32_t i = 0; i < s->running.count; i++) {
         const mr_sequence *sequence = s->running.items[i];
+        const uint32_t members = sequence->group->beams != NULL ? sequence->group->n_sequences : 1;
         assert_int_equal(sequence->state, MR_SEQUENCE_RUNNING);
-        assert_true(sequence->slot < s->max_running && !slots[sequence->slot]);
         assert_true(i == 0 || s->running.items[i - 1]->ticket < sequence->ticket);
-        slots[sequence->slot] = true;
-        blocks += sequence->n_blocks;
-        for (uint32_t b = 0; b < sequence->n_blocks; b++) {
-            assert_int_equal(mr_block_pool_refs(w->r.pool, sequence->blocks[b]), 1);
+        n_slots += members;
+        for (uint32_t m = 0; m < members; m++) {
+            count_blocks(w, &sequence[m], slots, held);
         }
     }
+    assert_int_equal(n_slots + s->n_free_slots, s->max_running);
     for (uint32_t i = 0; i < s->waiting.count; i++) {
         assert_int_equal(s->waiting.items[i]->n_blocks, 0);
     }
-    assert_int_equal(blocks, rig_live_blocks(&w->r));
+    for (uint32_t block = 1; block <= w->total_blocks; block++) {
+        assert_int_equal(mr_block_pool_refs(w->r.pool, block), held[block]);
+    }
 }
 
 static void world_step(world *w, bool arrivals)
@@ -252,9 +411,9 @@ static void world_step(world *w, bool arrivals)
     }
 }
 
-static uint32_t world_run(uint32_t number)
+static void world_run(uint32_t number)
 {
-    world w;
+    static world w;
     world_open(&w, number);
     for (uint32_t i = 0; i < STEPS; i++) {
         world_step(&w, true);
@@ -273,24 +432,32 @@ static uint32_t world_run(uint32_t number)
     }
     assert_int_equal(w.ended, w.arrived);
     assert_true(finished == w.arrived);
+    assert_int_equal(stats.running + stats.waiting, 0);
+    seen.preemptions += (uint32_t)stats.preemptions;
+    seen.copies += w.r.exec.n_copies;
     rig_close(&w.r);
-    return (uint32_t)stats.preemptions;
+    mr_tokenizer_destroy(w.tokenizer);
 }
 
-static void test_scheduler_random_worlds_end_every_request_once_M1_C3_C7(void **state)
+static void test_scheduler_random_worlds_end_every_request_once_M1_C3_C7_T1_T2_T3_T6(void **state)
 {
     (void)state;
-    uint32_t preemptions = 0;
     for (uint32_t i = 0; i < WORLDS; i++) {
-        preemptions += world_run(i);
+        world_run(i);
     }
-    assert_true(preemptions > WORLDS); /* the pools were short indeed */
+    /* The pools were short indeed, and everything was there. */
+    assert_true(seen.preemptions > WORLDS);
+    assert_true(seen.copies > WORLDS);
+    assert_true(seen.stopped_by_string > WORLDS);
+    assert_true(seen.several > WORLDS);
+    assert_true(seen.searches > WORLDS / 2);
+    assert_true(seen.time_limits > 0);
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_scheduler_random_worlds_end_every_request_once_M1_C3_C7),
+        cmocka_unit_test(test_scheduler_random_worlds_end_every_request_once_M1_C3_C7_T1_T2_T3_T6),
     };
     mr_log_set_level(MR_LOG_WARN);
     return cmocka_run_group_tests(tests, NULL, NULL);
