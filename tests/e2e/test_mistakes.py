@@ -147,7 +147,8 @@ CASES = {
     "negative max-tokens": ("generate --model {M} --max-tokens -5 Hello", 2, ["--max-tokens -5", "whole number"]),
     "no token at all": ("generate --model {M} --max-tokens 0 Hello", 2, ["--max-tokens is 0", "from 1"]),
     "top-p above one": ("generate --model {M} --top-p 90 Hello", 2, ["--top-p is 90", "at most 1"]),
-    "both loops": ("bench serve --server {server} --rate 1 --concurrency 1", 2, ["--rate", "--concurrency", "not both"]),
+    "both loops": ("bench serve --server {server} --rate 1 --concurrency 1", 2,
+                   ["--rate", "--concurrency", "not both"]),
     "no rate": ("bench serve --server {server} --rate 0", 2, ["--rate", "above 0"]),
 
     "bad JSON line": ("generate --model {M} --jsonl", 1, ["1 of 2 requests failed", "error rows"],
