@@ -293,19 +293,34 @@ static void plan_prefills(mr_scheduler *s, uint64_t now_ns, bool admit, mr_batch
     }
 }
 
-/* Nothing was planned though something runs and no reader is waited for: two in a row are a fault
- * of ours. The newest ends, so that the others go on, and the engine neither spins nor sleeps for
- * ever. */
-static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
+/* Who has work and waits for no reader: the newest that runs, else the first in the queue. NULL
+ * when a reader is waited for. */
+static const mr_sequence *find_stuck(const mr_scheduler *s)
 {
-    const mr_sequence *newest = NULL;
     for (uint32_t i = 0; i < s->running.count; i++) {
         if (mr_group_paused(s->running.items[i]->group)) {
-            return;
+            return NULL;
         }
-        newest = s->running.items[i];
     }
-    if (newest == NULL) {
+    if (s->running.count > 0) {
+        return s->running.items[s->running.count - 1];
+    }
+    for (uint32_t i = 0; i < s->waiting.count; i++) {
+        if (!mr_group_paused(s->waiting.items[i]->group)) {
+            return s->waiting.items[i];
+        }
+    }
+    return NULL;
+}
+
+/* Nothing was planned. Once that may be, when a request ended whose blocks others can have now:
+ * they are planned at once. Twice in a row it is a fault of ours; one request ends, so that the
+ * others go on, and the engine neither spins nor sleeps for ever. */
+static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
+{
+    const mr_sequence *stuck = find_stuck(s);
+    if (stuck == NULL) {
+        s->empty_plans = 0;
         return;
     }
     *wake_ns = now_ns;
@@ -313,14 +328,14 @@ static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake
         return;
     }
     s->empty_plans = 0;
-    mr_log(MR_LOG_ERROR, "scheduler", "nothing could be planned, the newest request ends",
+    mr_log(MR_LOG_ERROR, "scheduler", "nothing could be planned, a request ends",
            "running=%u waiting=%u kv_blocks_free=%u kv_blocks_total=%u", s->running.count,
            s->waiting.count, mr_block_pool_available(s->pool), s->total_blocks);
-    mr_fail(&newest->request->error, MR_INTERNAL,
-            "the scheduler found nothing to run while %u sequences had work; this request was the "
-            "newest of them, send it again",
-            s->running.count);
-    mr_scheduler_end(s, newest->group, MR_FINISH_ERROR, now_ns);
+    mr_fail(&stuck->request->error, MR_INTERNAL,
+            "the scheduler found nothing to run though %u sequences ran and %u waited; send the "
+            "request again",
+            s->running.count, s->waiting.count);
+    mr_scheduler_end(s, stuck->group, MR_FINISH_ERROR, now_ns);
     mr_scheduler_drop_ended(s);
 }
 
