@@ -59,12 +59,18 @@ typedef struct mr_rpc_method {
 
 extern const mr_rpc_method mr_rpc_generate;
 extern const mr_rpc_method mr_rpc_generate_unary;
+extern const mr_rpc_method mr_rpc_abort;
+extern const mr_rpc_method mr_rpc_tokenize;
+extern const mr_rpc_method mr_rpc_detokenize;
 extern const mr_rpc_method mr_rpc_get_model;
 extern const mr_rpc_method mr_rpc_health_check;
 extern const mr_rpc_method mr_rpc_health_watch;
 extern const mr_rpc_method mr_rpc_other;
 
-#define MR_RPC_METHODS 6
+#define MR_RPC_METHODS 9
+
+/* Clients take messages of 4 MiB unless told otherwise. */
+#define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
 
 typedef struct mr_rpc_queue {
     mr_sink sink; /* first: the engine knows the queue by it */

@@ -80,27 +80,33 @@ static void final_error(const generation *gen, mr_error *err)
     }
 }
 
-static void finish(generation *gen)
+static void finish_unary(generation *gen, const Millrace__V1__GenerateResponse *response,
+                         mr_error *err)
+{
+    Millrace__V1__GenerateUnaryResponse unary = MILLRACE__V1__GENERATE_UNARY_RESPONSE__INIT;
+    unary.response = (Millrace__V1__GenerateResponse *)response;
+    const size_t bytes = millrace__v1__generate_unary_response__get_packed_size(&unary);
+    if (err->status == MR_OK && bytes > MR_RPC_MAX_ANSWER_BYTES) {
+        (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                      "the answer has %zu bytes, and one message may have %d: use Generate, which "
+                      "sends it in parts",
+                      bytes, MR_RPC_MAX_ANSWER_BYTES);
+    }
+    end_call(gen, err->status == MR_OK ? &unary.base : NULL, err);
+}
+
+/* `last` is borrowed. */
+static void finish(generation *gen, const Millrace__V1__GenerateResponse *last)
 {
     mr_error err;
     final_error(gen, &err);
-    const Millrace__V1__GenerateResponse *last = NULL;
-    /* A request that failed before its first token has nothing to say but why. */
-    const bool produced = gen->response.begun || mr_proto_response_waiting(&gen->response);
-    if (err.status == MR_OK || (produced && !gen->unary)) {
-        mr_error build_err;
-        if (mr_proto_response_build(&gen->response, &last, &build_err) != MR_OK) {
-            end_call(gen, NULL, &build_err);
-            return;
-        }
-    }
-    if (gen->unary && last != NULL) {
-        Millrace__V1__GenerateUnaryResponse unary = MILLRACE__V1__GENERATE_UNARY_RESPONSE__INIT;
-        unary.response = (Millrace__V1__GenerateResponse *)last;
-        end_call(gen, &unary.base, &err);
+    if (gen->unary) {
+        finish_unary(gen, last, &err);
         return;
     }
-    end_call(gen, last != NULL ? &last->base : NULL, &err);
+    /* A request that failed before its first token has nothing to say but why. */
+    const bool says = err.status == MR_OK || gen->request->usage.completion_tokens > 0;
+    end_call(gen, says ? &last->base : NULL, &err);
 }
 
 /* Sends what there is, if a message may go out now. */
@@ -119,19 +125,18 @@ static void pump(generation *gen)
         give_up(gen, &err);
         return;
     }
-    if (gen->response.finish != MR_FINISH_NONE) {
-        finish(gen);
-        return;
-    }
-    if (gen->unary || !mr_proto_response_waiting(&gen->response)) {
+    const bool due = gen->unary ? gen->response.ended : mr_proto_response_waiting(&gen->response);
+    if (!due) {
         return;
     }
     const Millrace__V1__GenerateResponse *message = NULL;
     if (mr_proto_response_build(&gen->response, &message, &err) != MR_OK) {
         give_up(gen, &err);
-        return;
+    } else if (gen->response.complete) {
+        finish(gen, message);
+    } else {
+        mr_call_send(call, &message->base);
     }
-    mr_call_send(call, &message->base);
 }
 
 static void on_news(mr_request_link *link, bool ended)
@@ -140,7 +145,7 @@ static void on_news(mr_request_link *link, bool ended)
     mr_call *call = gen->call;
     pump(gen);
     if (ended) {
-        mr_usage_log(gen->request, gen->response.finish,
+        mr_usage_log(gen->request, gen->response.ended ? gen->response.finish : MR_FINISH_NONE,
                      mr_runtime_model_name(call->queue->server->runtime));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
         if (call->sending && gen->request->error.status == MR_RESOURCE_EXHAUSTED) {
@@ -158,7 +163,7 @@ static void cut_off(generation *gen)
     }
 }
 
-static mr_status create_request(generation *gen, const mr_proto_request *asked, mr_error *err)
+static mr_status create_request(generation *gen, mr_proto_request *asked, mr_error *err)
 {
     mr_rpc_queue *queue = gen->call->queue;
     char made[MR_REQUEST_ID_MAX + 1];
@@ -171,7 +176,7 @@ static mr_status create_request(generation *gen, const mr_proto_request *asked, 
     }
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t now_ns = mr_clock_now(&clock);
-    const mr_request_spec spec = {
+    mr_request_spec spec = {
         .id = id,
         .prompt = asked->prompt.data,
         .n_prompt = (uint32_t)asked->prompt.count,
@@ -181,8 +186,10 @@ static mr_status create_request(generation *gen, const mr_proto_request *asked, 
         .sink = &queue->sink,
         .owner = &gen->link,
     };
+    mr_generation_lists_fill(&asked->lists, &spec);
     MR_TRY(mr_request_create(&spec, &gen->request, err));
-    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request->id, err);
+    asked->lists.stop = NULL;
+    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request, err);
 }
 
 static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *message,
@@ -194,11 +201,12 @@ static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *me
     MR_TRY_CLEANUP(status, create_request(gen, &asked, err));
     const mr_proto_response_options options = {
         .skip_text = asked.skip_text,
-        .keep_special = asked.keep_special,
-        .echo_prompt = asked.echo_prompt,
+        .show_prompt = asked.show_prompt,
+        .whole = gen->unary,
     };
-    mr_proto_response_init(&gen->response, gen->request,
-                           mr_model_tokenizer(mr_runtime_model(runtime)), &options);
+    MR_TRY_CLEANUP(status, mr_proto_response_init(&gen->response, gen->request,
+                                                  mr_model_tokenizer(mr_runtime_model(runtime)),
+                                                  &options, err));
     gen->engine = mr_runtime_engine(runtime);
     mr_call_hold(gen->call); /* until the engine has ended the request */
     gen->submitted = true;

@@ -33,7 +33,8 @@
 #define DRAINING_RETRY_MS 1000
 
 static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
-    &mr_rpc_generate,     &mr_rpc_generate_unary, &mr_rpc_get_model,
+    &mr_rpc_generate,     &mr_rpc_generate_unary, &mr_rpc_abort,
+    &mr_rpc_tokenize,     &mr_rpc_detokenize,     &mr_rpc_get_model,
     &mr_rpc_health_check, &mr_rpc_health_watch,   &mr_rpc_other,
 };
 
