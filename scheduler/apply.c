@@ -57,6 +57,7 @@ static bool check_rows(mr_scheduler *s, mr_sequence *sequence, const mr_step_out
 {
     for (uint32_t row = first; row < first + count; row++) {
         if (output->corrupt[row] != 0 || output->tokens[row] >= s->options.vocab_size) {
+            s->stats.corrupted++;
             mr_fail(&sequence->request->error, MR_INTERNAL,
                     "the model gave no usable logits for token %u of the sequence; the weights or "
                     "the device are damaged, run `millrace verify`",
@@ -123,16 +124,32 @@ static void apply_beams(mr_scheduler *s, const mr_planned *part, const mr_step_o
     }
 }
 
+const uint32_t mr_step_size_bounds[MR_STEP_SIZES] = {1,   8,    16,   32,   64,   128,  256,
+                                                     512, 1024, 2048, 4096, 8192, 16384};
+
+static void count_step(mr_scheduler *s, uint32_t tokens)
+{
+    uint32_t size = 0;
+    while (size < MR_STEP_SIZES && tokens > mr_step_size_bounds[size]) {
+        size++;
+    }
+    s->stats.step_sizes[size]++;
+    s->stats.step_tokens += tokens;
+}
+
 void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t now_ns)
 {
     MR_CHECK(output->n_rows == s->n_rows);
     s->last_ns = now_ns;
     s->n_copies = 0;
+    uint32_t tokens = 0;
     for (uint32_t i = 0; i < s->n_planned; i++) {
         const mr_planned *part = &s->planned[i];
+        tokens += part->tokens;
         s->stats.prompt_tokens += prompt_part(part->sequence, part->tokens);
         part->sequence->n_computed += part->tokens;
     }
+    count_step(s, tokens);
     uint32_t row = 0;
     for (uint32_t i = 0; i < s->n_planned; i++) {
         const mr_planned *part = &s->planned[i];

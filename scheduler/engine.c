@@ -66,6 +66,18 @@ static void device_failed(mr_engine *engine, const mr_error *err)
     mr_scheduler_fail(engine->scheduler, &engine->failure, mr_clock_now(&engine->clock));
 }
 
+/* Shows the others that a step runs from now on, or, with 0, that it is over. */
+static void mark_step(mr_engine *engine, uint64_t started_ns)
+{
+    const uint64_t now_ns = mr_clock_now(&engine->clock);
+    pthread_mutex_lock(&engine->mutex);
+    if (started_ns == 0) {
+        engine->snapshot.step_ns += now_ns - engine->snapshot.step_started_ns;
+    }
+    engine->snapshot.step_started_ns = started_ns;
+    pthread_mutex_unlock(&engine->mutex);
+}
+
 /* Runs the planned step. */
 static mr_status run(mr_engine *engine, mr_step_output *output, mr_error *err)
 {
@@ -89,7 +101,10 @@ static bool step(mr_engine *engine, uint64_t *wake_ns)
     mr_scheduler_publish(engine->scheduler);
     mr_error err = {0};
     mr_step_output output;
-    if (run(engine, &output, &err) != MR_OK) {
+    mark_step(engine, now_ns);
+    const mr_status status = run(engine, &output, &err);
+    mark_step(engine, 0);
+    if (status != MR_OK) {
         device_failed(engine, &err);
         return true;
     }
@@ -290,5 +305,12 @@ void mr_engine_stats_get(mr_engine *engine, mr_engine_stats *out)
     pthread_mutex_lock(&engine->mutex);
     *out = engine->snapshot;
     out->busy = is_busy(engine);
+    const uint64_t arriving = engine->submitted - engine->snapshot_taken;
     pthread_mutex_unlock(&engine->mutex);
+    out->scheduler.started += arriving;
+    out->scheduler.waiting += (uint32_t)arriving;
+    const uint64_t now_ns = mr_clock_now(&engine->clock);
+    if (out->step_started_ns != 0 && now_ns > out->step_started_ns) {
+        out->step_ns += now_ns - out->step_started_ns;
+    }
 }

@@ -42,8 +42,11 @@ bool mr_engine_drain(mr_engine *engine, uint64_t until_ns);
 void mr_engine_destroy(mr_engine *engine);
 
 typedef struct mr_engine_stats {
-    mr_scheduler_stats scheduler; /* as of the end of the last step */
+    mr_scheduler_stats scheduler; /* as of the end of the last step; what was submitted since
+                                     counts as started and waiting */
     uint64_t last_step_ns;        /* clock; 0: none yet */
+    uint64_t step_started_ns;     /* clock; of the step that is running now, 0: none is */
+    uint64_t step_ns;             /* spent in steps since start, the running one up to now */
     bool failed;                  /* the device failed: NOT_SERVING until restart */
     bool busy;                    /* a step is running or there is work */
 } mr_engine_stats;

@@ -339,7 +339,9 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
     for (uint32_t i = 0; i < group->n_sequences; i++) {
         group->sequences[i].ticket = ++s->n_arrived;
     }
+    s->stats.started++;
     if (check_admission(s, request) != MR_OK || make_room(s, request) != MR_OK) {
+        s->stats.rejected++;
         mr_scheduler_end(s, group, MR_FINISH_ERROR, now_ns);
         return;
     }
@@ -349,7 +351,6 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
     group->live = true;
     s->n_groups++;
     s->n_sequences += group->n_sequences;
-    s->stats.started++;
     mr_sequence_list_insert(&s->waiting, &group->sequences[0]);
 }
 

@@ -45,18 +45,28 @@ typedef struct mr_scheduler_options {
     const mr_tokenizer *tokenizer; /* borrows; NULL: requests with stop strings are refused */
 } mr_scheduler_options;
 
+#define MR_STEP_SIZES 13u /* upper bounds that steps are counted by */
+
+/* Always: started = Σ finished + running + waiting. */
 typedef struct mr_scheduler_stats {
     uint32_t waiting; /* requests of which nothing runs */
     uint32_t running; /* requests of which something runs */
-    uint64_t started; /* requests accepted since start */
+    uint64_t started; /* requests given to the scheduler, rejected ones too */
     uint64_t
         finished[MR_FINISH_ERROR + 1]; /* requests, by the largest mr_finish of their choices */
+    uint64_t rejected;                 /* of them ended in add(): ERROR */
+    uint64_t corrupted;                /* of them ended by logits that are no numbers: ERROR */
     uint64_t prompt_tokens;            /* computed */
     uint64_t generated_tokens;
     uint64_t steps;
+    uint64_t step_tokens; /* of all steps: prompts, decodes and what is computed again */
+    uint64_t step_sizes[MR_STEP_SIZES + 1]; /* steps by tokens, at most mr_step_size_bounds[i] and
+                                               more than the one before; the last: more than all */
     uint64_t preemptions;
     mr_block_pool_stats blocks;
 } mr_scheduler_stats;
+
+extern const uint32_t mr_step_size_bounds[MR_STEP_SIZES]; /* 1, 8, 16 … 16384 */
 
 /* What the storage given to plan() must hold. */
 void mr_scheduler_batch_limits(const mr_scheduler_options *options, uint32_t block_size,

@@ -79,6 +79,7 @@ bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, void *regi
     call->new_tag = (mr_rpc_tag){MR_RPC_NEW, call};
     call->closed_tag = (mr_rpc_tag){MR_RPC_CLOSED, call};
     call->sent_tag = (mr_rpc_tag){MR_RPC_SENT, call};
+    call->received_tag = (mr_rpc_tag){MR_RPC_RECEIVED, call};
     call->finished_tag = (mr_rpc_tag){MR_RPC_FINISHED, call};
 
     grpc_server *grpc = queue->server->grpc;
@@ -155,6 +156,20 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     }
 }
 
+void mr_call_receive(mr_call *call)
+{
+    MR_CHECK(!call->finished);
+    if (call->payload != NULL) {
+        grpc_byte_buffer_destroy(call->payload);
+        call->payload = NULL;
+    }
+    grpc_op op;
+    memset(&op, 0, sizeof(op));
+    op.op = GRPC_OP_RECV_MESSAGE;
+    op.data.recv_message.recv_message = &call->payload;
+    start(call, &op, 1, &call->received_tag);
+}
+
 void mr_call_abort(mr_call *call, const mr_error *err)
 {
     (void)grpc_call_cancel_with_status(call->call, (grpc_status_code)err->status, err->message,
@@ -194,6 +209,10 @@ void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok)
         call->sending = false;
         if (!call->finished && call->method->resume != NULL) {
             call->method->resume(call);
+        }
+    } else if (event == MR_RPC_RECEIVED) {
+        if (!call->finished && call->method->received != NULL) {
+            call->method->received(call);
         }
     }
     mr_call_release(call);

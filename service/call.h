@@ -21,13 +21,14 @@ struct mr_call {
     gpr_timespec deadline;
     grpc_metadata_array metadata;
     grpc_call_details details; /* mr_rpc_other only */
-    grpc_byte_buffer *payload; /* owns; NULL if the client went away, and for mr_rpc_other */
+    grpc_byte_buffer *payload; /* owns, the last message; NULL if the client sent none or went away,
+                                  and for mr_rpc_other */
     int client_cancelled;      /* gRPC writes it before MR_RPC_CLOSED */
     uint32_t refs;
     bool sent_initial; /* metadata */
     bool sending;      /* a message is on its way: one at a time */
     bool finished;     /* the status is given */
-    mr_rpc_tag new_tag, closed_tag, sent_tag, finished_tag;
+    mr_rpc_tag new_tag, closed_tag, sent_tag, received_tag, finished_tag;
     struct mr_call *prev, *next; /* the queue's list */
     void *state;                 /* the method's */
 };
@@ -44,6 +45,10 @@ void mr_call_send(mr_call *call, const ProtobufCMessage *message);
 /* Ends the call, once: with `last` (may be NULL) before the status, which is OK when `err` is NULL.
  * Errors carry their retry time as trailer and as google.rpc.RetryInfo. */
 void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error *err);
+
+/* Drops the payload and waits for the client's next message; `received` follows. Not while waiting
+ * for one already, nor once finished. */
+void mr_call_receive(mr_call *call);
 
 /* For a client that takes nothing more: drops the message on its way and closes the call with the
  * error's status at once. The events of `cancelled` and `resume` follow. */

@@ -3,6 +3,7 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "service/commands.h"
+#include "service/metrics_http.h"
 #include "service/server.h"
 
 #include <inttypes.h>
@@ -65,14 +66,17 @@ static void wait_for_signal(const sigset_t *set)
            number == SIGTERM ? "SIGTERM" : "SIGINT", SHUTDOWN_WAIT_MS);
 }
 
-static int serve(mr_server *server, const char *listen, const char *path, mr_config *config,
-                 const sigset_t *signals)
+typedef struct addresses {
+    const char *listen;
+    const char *metrics; /* NULL: no listener */
+} addresses;
+
+static int serve(mr_server *server, mr_metrics_http *http, const char *listen, const char *path,
+                 mr_config *config, const sigset_t *signals)
 {
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t started = mr_clock_now(&clock);
     const int port = mr_server_port(server);
-    printf("listening on %.*s:%d\n", host_length(listen), listen, port);
-    fflush(stdout);
 
     mr_runtime_options options = {.model_path = path, .with_engine = true};
     mr_runtime *runtime = NULL;
@@ -84,10 +88,41 @@ static int serve(mr_server *server, const char *listen, const char *path, mr_con
         wait_for_signal(signals);
     }
     mr_server_shutdown(server, SHUTDOWN_WAIT_MS);
+    mr_metrics_http_stop(http);
     mr_server_destroy(server);
     mr_runtime_close(runtime);
     mr_log_flush();
     return status;
+}
+
+/* Both listeners are there before the model loads, which can take long. */
+static mr_status start_listening(const addresses *where, const mr_config *config,
+                                 mr_server **server, mr_metrics_http **http, mr_error *err)
+{
+    const mr_server_options options = {
+        .listen = where->listen,
+        .reflection = strcmp(config->reflection_enable, "true") == 0,
+        .admin = strcmp(config->admin_enable, "true") == 0,
+    };
+    MR_TRY(mr_server_start(&options, server, err));
+    if (where->metrics != NULL) {
+        const bool vllm_names = strcmp(config->metrics_vllm_names, "true") == 0;
+        const mr_status status =
+            mr_metrics_http_start(where->metrics, *server, vllm_names, http, err);
+        if (status != MR_OK) {
+            mr_server_destroy(*server);
+            (void)mr_fail_context(err, "--metrics-listen");
+            return status;
+        }
+    }
+    printf("listening on %.*s:%d\n", host_length(where->listen), where->listen,
+           mr_server_port(*server));
+    if (where->metrics != NULL) {
+        printf("metrics on %.*s:%d\n", host_length(where->metrics), where->metrics,
+               mr_metrics_http_port(*http));
+    }
+    fflush(stdout);
+    return MR_OK;
 }
 
 int mr_cmd_serve(int argc, char **argv)
@@ -96,11 +131,13 @@ int mr_cmd_serve(int argc, char **argv)
     block_signals(&signals);
 
     mr_cli_model model = {0};
-    const char *listen = DEFAULT_LISTEN;
+    addresses where = {.listen = DEFAULT_LISTEN};
     const mr_cli_option options[] = {
         MR_CLI_MODEL_OPTIONS(&model),
-        {"listen", MR_CLI_TEXT, &listen, NULL, "HOST:PORT",
+        {"listen", MR_CLI_TEXT, &where.listen, NULL, "HOST:PORT",
          "where to serve (default " DEFAULT_LISTEN "); port 0 takes a free one"},
+        {"metrics-listen", MR_CLI_TEXT, &where.metrics, NULL, "HOST:PORT",
+         "where HTTP answers /metrics, /livez and /readyz (default: nowhere)"},
     };
     const mr_cli_command command = {
         .name = "serve",
@@ -112,6 +149,8 @@ int mr_cmd_serve(int argc, char **argv)
         .examples =
             "millrace serve --model model.gguf\n"
             "millrace serve --model model.gguf --listen 0.0.0.0:8001 --set max_batch_size=8\n"
+            "millrace serve --model model.gguf --listen 0.0.0.0:8001 --metrics-listen "
+            "0.0.0.0:9090\n"
             "millrace serve --model model.gguf --config millrace.yaml --set log.format=json\n",
         .mistakes = "Others cannot reach it: 127.0.0.1 is this machine only; --listen 0.0.0.0:8001 "
                     "is every interface.\n"
@@ -134,11 +173,11 @@ int mr_cmd_serve(int argc, char **argv)
     if (mr_cli_load_config(&model, &config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    const mr_server_options server_options = {.listen = listen};
-    mr_server *server;
-    if (mr_server_start(&server_options, &server, &err) != MR_OK) {
+    mr_server *server = NULL;
+    mr_metrics_http *http = NULL;
+    if (start_listening(&where, &config, &server, &http, &err) != MR_OK) {
         return mr_cli_fail(err.status == MR_INVALID_ARGUMENT ? MR_EXIT_USAGE : MR_EXIT_FAILED,
                            &err);
     }
-    return serve(server, listen, model.path, &config, &signals);
+    return serve(server, http, where.listen, model.path, &config, &signals);
 }

@@ -37,7 +37,10 @@ typedef struct mr_config {
     char kv_cache_dtype[8];   /* auto | f32 | f16 | bf16 */
     char log_level[8];        /* debug | info | warn | error */
     char log_format[8];       /* logfmt | json */
-    uint64_t given;           /* keys that some source has set, a bit each; see mr_config_given */
+    char admin_enable[8];     /* true | false, as those below */
+    char reflection_enable[8];
+    char metrics_vllm_names[8];
+    uint64_t given; /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;
 
 /* Defaults, then MILLRACE_… from the environment. */

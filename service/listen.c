@@ -3,6 +3,7 @@
 
 #include <errno.h>
 #include <netdb.h>
+#include <netinet/in.h>
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
@@ -36,8 +37,8 @@ static bool split(const char *address, char host[HOST_MAX + 1], const char **por
     return true;
 }
 
-/* 0, or the errno of the bind. */
-static int try_bind(const struct addrinfo *info)
+/* 0 and a bound socket, or the errno of the bind. */
+static int bind_socket(const struct addrinfo *info, int *out)
 {
     const int fd = socket(info->ai_family, info->ai_socktype | SOCK_CLOEXEC, info->ai_protocol);
     if (fd < 0) {
@@ -45,8 +46,22 @@ static int try_bind(const struct addrinfo *info)
     }
     const int on = 1;
     (void)setsockopt(fd, SOL_SOCKET, SO_REUSEADDR, &on, sizeof(on)); /* as gRPC does */
-    const int failed = bind(fd, info->ai_addr, info->ai_addrlen) != 0 ? errno : 0;
-    close(fd);
+    if (bind(fd, info->ai_addr, info->ai_addrlen) != 0) {
+        const int failed = errno;
+        close(fd);
+        return failed;
+    }
+    *out = fd;
+    return 0;
+}
+
+static int try_bind(const struct addrinfo *info)
+{
+    int fd = -1;
+    const int failed = bind_socket(info, &fd);
+    if (failed == 0) {
+        close(fd);
+    }
     return failed;
 }
 
@@ -71,7 +86,8 @@ bool mr_address_valid(const char *address)
     return split(address, host, &port) && host[0] != '\0';
 }
 
-mr_status mr_listen_check(const char *address, mr_error *err)
+/* Gives a list, for freeaddrinfo. */
+static mr_status look_up(const char *address, struct addrinfo **out, mr_error *err)
 {
     char host[HOST_MAX + 1];
     const char *port = NULL;
@@ -87,12 +103,18 @@ mr_status mr_listen_check(const char *address, mr_error *err)
         .ai_family = AF_UNSPEC,
         .ai_socktype = SOCK_STREAM,
     };
-    struct addrinfo *found = NULL;
-    const int lookup = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, &found);
+    const int lookup = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, out);
     if (lookup != 0) {
         return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s", address,
                        lookup == EAI_SYSTEM ? strerror(errno) : gai_strerror(lookup));
     }
+    return MR_OK;
+}
+
+mr_status mr_listen_check(const char *address, mr_error *err)
+{
+    struct addrinfo *found = NULL;
+    MR_TRY(look_up(address, &found, err));
     /* One address that is not this machine's, or a family it lacks, does not matter if another
      * works; a port in use or forbidden does. */
     bool bound = false;
@@ -109,5 +131,42 @@ mr_status mr_listen_check(const char *address, mr_error *err)
         return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s%s", address, strerror(cause),
                        way_out(cause));
     }
+    return MR_OK;
+}
+
+static int bound_port(int fd)
+{
+    struct sockaddr_storage name;
+    socklen_t size = sizeof(name);
+    if (getsockname(fd, (struct sockaddr *)&name, &size) != 0) {
+        return 0;
+    }
+    if (name.ss_family == AF_INET6) {
+        return ntohs(((const struct sockaddr_in6 *)&name)->sin6_port);
+    }
+    return ntohs(((const struct sockaddr_in *)&name)->sin_port);
+}
+
+mr_status mr_listen_open(const char *address, int *fd, int *port, mr_error *err)
+{
+    struct addrinfo *found = NULL;
+    MR_TRY(look_up(address, &found, err));
+    int opened = -1;
+    int cause = EADDRNOTAVAIL;
+    for (const struct addrinfo *info = found; info != NULL && opened < 0; info = info->ai_next) {
+        cause = bind_socket(info, &opened);
+    }
+    freeaddrinfo(found);
+    if (opened >= 0 && listen(opened, SOMAXCONN) != 0) {
+        cause = errno;
+        close(opened);
+        opened = -1;
+    }
+    if (opened < 0) {
+        return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s%s", address, strerror(cause),
+                       way_out(cause));
+    }
+    *fd = opened;
+    *port = bound_port(opened);
     return MR_OK;
 }

@@ -31,6 +31,7 @@ typedef enum mr_rpc_event {
     MR_RPC_NEW,      /* a call arrived */
     MR_RPC_CLOSED,   /* the call is over for the client: served, cancelled or gone */
     MR_RPC_SENT,     /* a message is out */
+    MR_RPC_RECEIVED, /* another message is in, or none comes any more */
     MR_RPC_FINISHED, /* the status is out */
     MR_RPC_WAKE,     /* the engine put something into the queue's inbox */
     MR_RPC_TICK,     /* the server's state changed: every call looks again */
@@ -40,7 +41,7 @@ typedef enum mr_rpc_event {
 
 typedef struct mr_rpc_tag {
     mr_rpc_event event;
-    mr_call *call; /* of the first four */
+    mr_call *call; /* of the first five */
 } mr_rpc_tag;
 
 /* A method this build serves. Hooks run on the call's thread; NULL: nothing to do. */
@@ -50,6 +51,8 @@ typedef struct mr_rpc_method {
     void (*begin)(mr_call *call);
     /* A message is out, another may follow. Not once the status was given. */
     void (*resume)(mr_call *call);
+    /* What mr_call_receive() waited for is in `payload`; NULL: the client sends no more. */
+    void (*received)(mr_call *call);
     /* The client cancelled, left, or ran out of time. */
     void (*cancelled)(mr_call *call);
     void (*tick)(mr_call *call);
@@ -65,9 +68,12 @@ extern const mr_rpc_method mr_rpc_detokenize;
 extern const mr_rpc_method mr_rpc_get_model;
 extern const mr_rpc_method mr_rpc_health_check;
 extern const mr_rpc_method mr_rpc_health_watch;
+extern const mr_rpc_method mr_rpc_reflection;
+extern const mr_rpc_method mr_rpc_reflection_alpha;
+extern const mr_rpc_method mr_rpc_get_load;
 extern const mr_rpc_method mr_rpc_other;
 
-#define MR_RPC_METHODS 9
+#define MR_RPC_METHODS 12
 
 /* Clients take messages of 4 MiB unless told otherwise. */
 #define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
@@ -96,11 +102,15 @@ struct mr_server {
     int port;
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
-    uint32_t n_queues;   /* with a completion queue */
-    uint32_t n_threads;  /* with a thread */
-    uint64_t boot;       /* random: makes request ids unique over restarts */
-    mr_id_registry ids;  /* of running requests */
-    mr_runtime *runtime; /* borrows; read it after `ready` only */
+    uint32_t n_queues;     /* with a completion queue */
+    uint32_t n_threads;    /* with a thread */
+    uint64_t boot;         /* random: makes request ids unique over restarts */
+    mr_id_registry ids;    /* of running requests */
+    mr_runtime *runtime;   /* borrows; read it after `ready` only */
+    mr_exec_memory memory; /* of the runtime */
+    mr_metrics metrics;
+    bool reflection; /* served */
+    bool admin;      /* served */
     mr_flag ready;
     mr_flag draining; /* new generations are refused */
     mr_flag cut_off;  /* running generations end now */
@@ -112,8 +122,5 @@ struct mr_server {
 /* The runtime for a new generation; UNAVAILABLE with a retry time while loading or draining. Any
  * thread. */
 MR_MUST_USE mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err);
-
-/* True when the server as a whole serves: loaded, not draining, device well. Any thread. */
-bool mr_server_serving(mr_server *server);
 
 #endif

@@ -24,6 +24,8 @@ typedef struct generation {
     mr_request *request; /* shared with the engine; NULL until it is accepted */
     mr_id_claim id;
     mr_proto_response response;
+    mr_token_meter meter;
+    uint64_t arrived_ns;
     bool unary;
     bool submitted;
     bool cut_off; /* by us, to shut down */
@@ -56,11 +58,16 @@ static mr_status collect(generation *gen, mr_error *err)
 {
     mr_ring *events = &gen->request->events;
     const mr_token_event *event = mr_ring_peek(events, 0);
+    uint32_t tokens = 0;
     while (event != NULL) {
+        tokens += event->token != MR_NO_TOKEN ? 1 : 0;
         MR_TRY(mr_proto_response_add(&gen->response, event, err));
         mr_ring_pop(events, 1);
         event = mr_ring_peek(events, 0);
     }
+    const mr_clock clock = mr_clock_monotonic();
+    mr_metrics_tokens(&gen->call->queue->server->metrics, &gen->meter, gen->request, tokens,
+                      mr_clock_now(&clock));
     return MR_OK;
 }
 
@@ -145,6 +152,7 @@ static void on_news(mr_request_link *link, bool ended)
     mr_call *call = gen->call;
     pump(gen);
     if (ended) {
+        mr_metrics_ended(&call->queue->server->metrics, gen->request);
         mr_usage_log(gen->request, gen->response.ended ? gen->response.finish : MR_FINISH_NONE,
                      mr_runtime_model_name(call->queue->server->runtime));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
@@ -181,7 +189,7 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
         .prompt = asked->prompt.data,
         .n_prompt = (uint32_t)asked->prompt.count,
         .params = asked->params,
-        .arrived_ns = now_ns,
+        .arrived_ns = gen->arrived_ns,
         .deadline_ns = mr_call_deadline_ns(gen->call, now_ns),
         .sink = &queue->sink,
         .owner = &gen->link,
@@ -256,9 +264,12 @@ static void begin(mr_call *call, bool unary)
     }
     gen->call = call;
     gen->unary = unary;
+    const mr_clock clock = mr_clock_monotonic();
+    gen->arrived_ns = mr_clock_now(&clock); /* before tokenisation, which can take long */
     mr_request_link_init(&gen->link, on_news);
     call->state = gen;
     if (start(gen, &err) != MR_OK) {
+        mr_metrics_refused(&call->queue->server->metrics, err.status);
         mr_usage_log_refused(&err);
         end_call(gen, NULL, &err);
         return;

@@ -23,7 +23,7 @@ static bool is(const ProtobufCBinaryData *service, const char *name)
 
 static serving_status status_now(mr_server *server)
 {
-    return mr_server_serving(server) ? SERVING : NOT_SERVING;
+    return mr_server_not_serving(server) == NULL ? SERVING : NOT_SERVING;
 }
 
 /* Whether the service that the request names is known here. */
@@ -34,8 +34,12 @@ static mr_status read_request(mr_call *call, bool *known, mr_error *err)
                            &message, err));
     const ProtobufCBinaryData *service =
         &((Grpc__Health__V1__HealthCheckRequest *)message)->service;
+    const mr_server *server = call->queue->server;
     *known = is(service, "") || is(service, "millrace.v1.InferenceService") ||
-             is(service, "grpc.health.v1.Health");
+             is(service, "grpc.health.v1.Health") ||
+             (server->admin && is(service, "millrace.v1.AdminService")) ||
+             (server->reflection && (is(service, "grpc.reflection.v1.ServerReflection") ||
+                                     is(service, "grpc.reflection.v1alpha.ServerReflection")));
     if (!*known) {
         const int shown = service->len < 128 ? (int)service->len : 128;
         (void)mr_fail_field(err, MR_NOT_FOUND, "service",

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <time.h>
 
 /* gRPC's own default, 4 MiB, is too small for long prompts as ids. */
 #define MAX_RECEIVE_BYTES (32 << 20)
@@ -33,9 +34,9 @@
 #define DRAINING_RETRY_MS 1000
 
 static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
-    &mr_rpc_generate,     &mr_rpc_generate_unary, &mr_rpc_abort,
-    &mr_rpc_tokenize,     &mr_rpc_detokenize,     &mr_rpc_get_model,
-    &mr_rpc_health_check, &mr_rpc_health_watch,   &mr_rpc_other,
+    &mr_rpc_generate,   &mr_rpc_generate_unary,   &mr_rpc_abort,        &mr_rpc_tokenize,
+    &mr_rpc_detokenize, &mr_rpc_get_model,        &mr_rpc_health_check, &mr_rpc_health_watch,
+    &mr_rpc_reflection, &mr_rpc_reflection_alpha, &mr_rpc_get_load,     &mr_rpc_other,
 };
 
 mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err)
@@ -56,14 +57,49 @@ mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err)
     return MR_UNAVAILABLE;
 }
 
-bool mr_server_serving(mr_server *server)
+const char *mr_server_not_serving(mr_server *server)
 {
-    if (!mr_flag_get(&server->ready) || mr_flag_get(&server->draining)) {
-        return false;
+    if (mr_flag_get(&server->draining)) {
+        return "the server is shutting down";
+    }
+    if (!mr_flag_get(&server->ready)) {
+        return "the model is still loading";
     }
     mr_engine_stats stats;
     mr_engine_stats_get(mr_runtime_engine(server->runtime), &stats);
-    return !stats.failed;
+    return stats.failed ? "the device failed; restart the server" : NULL;
+}
+
+const mr_metrics *mr_server_metrics(const mr_server *server)
+{
+    return &server->metrics;
+}
+
+void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
+{
+    const mr_clock clock = mr_clock_monotonic();
+    struct timespec wall;
+    clock_gettime(CLOCK_REALTIME, &wall);
+    *out = (mr_metrics_view){
+        .serving = mr_server_not_serving(server) == NULL,
+        .model_name = "",
+        .backend = "",
+        .kv_dtype = "",
+        .now_ns = mr_clock_now(&clock),
+        .unix_s = (double)wall.tv_sec + (double)wall.tv_nsec / (double)MR_NS_PER_S,
+    };
+    if (!mr_flag_get(&server->ready)) {
+        return;
+    }
+    mr_runtime *runtime = server->runtime;
+    const mr_config *config = mr_runtime_config(runtime);
+    out->model_name = mr_runtime_model_name(runtime);
+    out->backend = mr_runtime_backend(runtime)->name;
+    out->kv_dtype = config->kv_cache_dtype;
+    out->block_size = config->block_size;
+    out->max_seq_length = config->max_seq_length;
+    out->memory = server->memory;
+    mr_engine_stats_get(mr_runtime_engine(runtime), &out->engine);
 }
 
 /* One look at every call. A call may end, but none is freed: each holds a batch that is out. */
@@ -82,6 +118,7 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
     case MR_RPC_NEW:
     case MR_RPC_CLOSED:
     case MR_RPC_SENT:
+    case MR_RPC_RECEIVED:
     case MR_RPC_FINISHED:
         mr_call_on_event(tag->call, tag->event, ok);
         break;
@@ -226,6 +263,9 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     grpc_init();
     mr_event_init(&server->down);
     mr_id_registry_init(&server->ids);
+    mr_metrics_init(&server->metrics);
+    server->reflection = options->reflection;
+    server->admin = options->admin;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
     create_grpc(server);
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
@@ -258,6 +298,8 @@ int mr_server_port(const mr_server *server)
 void mr_server_set_runtime(mr_server *server, mr_runtime *runtime)
 {
     server->runtime = runtime;
+    const mr_exec *exec = mr_runtime_exec(runtime);
+    exec->vt->memory(exec, &server->memory);
     mr_flag_set(&server->ready);
     tick_all(server);
 }

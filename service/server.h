@@ -4,12 +4,17 @@
 #define MILLRACE_SERVICE_SERVER_H
 
 #include "base/status.h"
+#include "service/metrics.h"
 #include "service/runtime.h"
+
+#include <stdbool.h>
 
 typedef struct mr_server mr_server;
 
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
+    bool reflection;    /* serves grpc.reflection */
+    bool admin;         /* serves AdminService */
 } mr_server_options;
 
 /* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)
@@ -24,5 +29,13 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime);
  * running streams, then cancels them; every call ends with a status. */
 void mr_server_shutdown(mr_server *server, uint32_t timeout_ms);
 void mr_server_destroy(mr_server *server);
+
+/* Why the server as a whole does not serve (loading, draining, device failed), in words; NULL when
+ * it does. Any thread. */
+const char *mr_server_not_serving(mr_server *server);
+/* What it measures; lives as long as it. */
+const mr_metrics *mr_server_metrics(const mr_server *server);
+/* Fills in all but `vllm_names` and `busy_ratio`. Any thread. */
+void mr_server_metrics_view(mr_server *server, mr_metrics_view *out);
 
 #endif

@@ -19,10 +19,12 @@ CALL_S = 240
 class Server:
     """Starts at once; use as a context manager, or call stop()."""
 
-    def __init__(self, binary, model, *settings, listen="127.0.0.1:0", ready=True):
+    def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, ready=True):
         command = [str(binary), "serve", "--model", str(model), "--listen", listen]
         for setting in settings:
             command += ["--set", setting]
+        if metrics:
+            command += ["--metrics-listen", "127.0.0.1:0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
         self._log = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
@@ -30,6 +32,7 @@ class Server:
         line = self.process.stdout.readline()
         assert line.startswith("listening on "), f"no address: {line!r}; {self.log_after_exit()}"
         self.address = line.split()[-1]
+        self.metrics = self.process.stdout.readline().split()[-1] if metrics else None
         self.channel = self.new_channel()
         self.stub = pb_grpc.InferenceServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Python stubs of millrace.v1, made from api/ when the tests start."""
+"""Python stubs of millrace.v1, made from api/ when the tests start; and our own foreign messages."""
 import atexit
 import importlib
 import pathlib
@@ -8,6 +8,7 @@ import sys
 import tempfile
 
 import grpc_tools
+from google.protobuf import descriptor_pb2, descriptor_pool, message_factory
 from grpc_tools import protoc
 
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
@@ -26,3 +27,20 @@ def _generate():
 
 
 pb, pb_grpc = _generate()
+
+
+def foreign_messages(*names):
+    """Classes by full name of the messages in files below api/foreign, in a pool of their own: the published
+    stubs have the same names."""
+    with tempfile.TemporaryDirectory() as scratch:
+        out = pathlib.Path(scratch) / "set"
+        well_known = pathlib.Path(grpc_tools.__file__).parent / "_proto"
+        arguments = ["protoc", f"-I{REPOSITORY / 'api' / 'foreign'}", f"-I{well_known}", "--include_imports",
+                     f"--descriptor_set_out={out}", *names]
+        if protoc.main(arguments) != 0:
+            raise RuntimeError(f"grpc_tools {grpc_tools.__file__} could not compile {names}")
+        files = descriptor_pb2.FileDescriptorSet.FromString(out.read_bytes())
+    pool = descriptor_pool.DescriptorPool()
+    for file in files.file:
+        pool.Add(file)
+    return message_factory.GetMessageClassesForFiles([file.name for file in files.file], pool)

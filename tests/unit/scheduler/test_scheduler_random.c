@@ -431,7 +431,7 @@ static void world_run(uint32_t number)
         finished += stats.finished[i];
     }
     assert_int_equal(w.ended, w.arrived);
-    assert_true(finished == w.arrived);
+    assert_true(finished == w.arrived && stats.started == w.arrived);
     assert_int_equal(stats.running + stats.waiting, 0);
     seen.preemptions += (uint32_t)stats.preemptions;
     seen.copies += w.r.exec.n_copies;

@@ -346,7 +346,7 @@ static void test_config_describe_lists_every_key(void **state)
     (void)state;
     int lines = 0;
     mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 23);
+    assert_int_equal(lines, 25);
 }
 
 /* Q6: a setting that cannot act is refused. */
