@@ -66,7 +66,7 @@ struct mr_cpu_exec {
     mr_thread_pool *pool; /* the backend's */
     uint32_t threads;
 
-    float **buffers; /* [plan->n_buffers] → [max_tokens or max_rows][width], aligned to 64 */
+    float **buffers;    /* [plan->n_buffers] → [max_tokens or max_rows][width], aligned to 64 */
     mr_cpu_rope *ropes; /* [plan->n_ropes] */
 
     /* KV pool: [layer][key, value][block][kv head][offset in block][D] of kv_dtype, so that the
@@ -86,23 +86,23 @@ struct mr_cpu_exec {
     /* This step. */
     const mr_batch *batch; /* NULL between steps */
     bool pending;          /* submitted, not yet waited for */
-    uint32_t *tokens;       /* [T] resolved ids */
-    uint32_t *token_seq;    /* [T] which sequence of the batch */
+    uint32_t *tokens;      /* [T] resolved ids */
+    uint32_t *token_seq;   /* [T] which sequence of the batch */
 
     /* Results of the last step; `drawn` is what ~r names in the next. */
     uint64_t step;
     uint32_t n_drawn;
-    uint32_t *drawn;        /* [R] */
-    float *logprobs;        /* [R] */
-    uint8_t *n_top;         /* [R] */
-    mr_alternative *top;    /* [R][MR_MAX_TOP] */
-    uint8_t *corrupt;       /* [R] */
-    float *logits;          /* [R][V] if options.keep_logits */
+    uint32_t *drawn;     /* [R] */
+    float *logprobs;     /* [R] */
+    uint8_t *n_top;      /* [R] */
+    mr_alternative *top; /* [R][MR_MAX_TOP] */
+    uint8_t *corrupt;    /* [R] */
+    float *logits;       /* [R][V] if options.keep_logits */
 
     mr_sampler **samplers; /* [threads] */
     uint8_t *scratch;      /* [threads][scratch_bytes], aligned to 64 */
     size_t scratch_bytes;
-    void *path_state;      /* made by path->exec_init, freed by path->exec_deinit */
+    void *path_state;          /* made by path->exec_init, freed by path->exec_deinit */
     uint64_t activation_bytes; /* everything but weights and KV; exec_init adds its own */
     mr_exec_times times;
 };
