@@ -4,7 +4,7 @@
  *
  *   backend ── path ──► one table: weight layout, scratch, a function for each kind of operator
  *                       reference (compute=f32) | portable | AVX2 | AVX-512 VNNI
- *   exec.c walks the plan as one job of the thread pool. Every thread calls every operator, takes
+ *   step.c walks the plan as one job of the thread pool. Every thread calls every operator, takes
  *   its share of the work, and meets the others at a barrier after it.
  *
  * Determinism: an output element is computed whole by one thread, in an order that depends on the
@@ -200,7 +200,8 @@ static inline const float *mr_cpu_vector(const mr_cpu_exec *exec, mr_weight_id i
     return id == MR_NO_WEIGHT ? NULL : (const float *)exec->weights->items[id].data;
 }
 
-/* Start of [block_size][D] keys (value = 0) or values (value = 1) of one head in one block. */
+/* Start of the block_size · D keys (value = 0) or values (value = 1) of one head in one block;
+ * their order is the path's. */
 static inline uint8_t *mr_cpu_kv(const mr_cpu_exec *exec, uint32_t layer, uint32_t value,
                                  uint32_t block, uint32_t head)
 {
