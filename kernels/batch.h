@@ -78,6 +78,7 @@ typedef struct mr_batch {
     uint32_t n_tokens;               /* T, at least 1 */
     uint32_t n_seqs;                 /* B */
     uint32_t n_rows;                 /* R; may be 0 (prefill chunks that end no prompt) */
+    uint32_t kv_groups;              /* of kv_slot, as many as the plan has */
     const int32_t *token_src;        /* [T] */
     const uint32_t *positions;       /* [T] */
     const uint32_t *seq_start;       /* [B + 1], ascending, seq_start[B] = T */
