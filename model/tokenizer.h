@@ -77,8 +77,6 @@ mr_token_kind mr_tokenizer_kind(const mr_tokenizer *tokenizer, uint32_t id);
 mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id);
 /* BOS that raw prompts get, UINT32_MAX if none. */
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer);
-/* Id of an added token by its text; false if there is none. */
-bool mr_tokenizer_find_added(const mr_tokenizer *tokenizer, const char *text, uint32_t *id);
 
 /* Appends the bytes of all ids (special ones only if kept). INVALID_ARGUMENT for an id outside the
  * vocabulary. The bytes need not be UTF-8. */
