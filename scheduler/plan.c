@@ -4,6 +4,7 @@
  * the token budget with decodes first and prefill chunks after them, oldest first. The work is in
  * proportion to the sequences and the tokens of the step, never to contexts or to the pool.
  */
+#include "base/checked.h"
 #include "base/log.h"
 #include "scheduler/internal.h"
 
@@ -13,16 +14,11 @@
 /* Entries that must be free for a step: a token of each open choice, and its last event. */
 #define RING_PER_CHOICE 2u
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* True: it has been paused for too long. */
 static bool is_overdue(mr_scheduler *s, const mr_group *group, uint64_t now_ns, uint64_t *wake_ns)
 {
     const uint64_t limit_ns = mr_time_add(group->paused_ns, s->options.slow_reader_timeout_ns);
-    *wake_ns = min_u64(*wake_ns, min_u64(limit_ns, mr_time_add(now_ns, PAUSED_POLL_NS)));
+    *wake_ns = mr_min_u64(*wake_ns, mr_min_u64(limit_ns, mr_time_add(now_ns, PAUSED_POLL_NS)));
     return now_ns >= limit_ns;
 }
 
@@ -80,8 +76,8 @@ static void check_life(mr_scheduler *s, mr_group *group, uint64_t now_ns, uint64
         mr_scheduler_end(s, group, MR_FINISH_TIME_LIMIT, now_ns);
         return;
     }
-    *wake_ns = min_u64(*wake_ns, request->deadline_ns);
-    *wake_ns = drains ? *wake_ns : min_u64(*wake_ns, group->limit_ns);
+    *wake_ns = mr_min_u64(*wake_ns, request->deadline_ns);
+    *wake_ns = drains ? *wake_ns : mr_min_u64(*wake_ns, group->limit_ns);
 }
 
 static void sweep(mr_scheduler *s, mr_sequence_list *list, uint64_t now_ns, uint64_t *wake_ns)
@@ -136,7 +132,7 @@ static bool gathering(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
     }
     if (now_ns < s->window_ns && s->waiting.count < s->max_running &&
         tokens < s->options.max_batch_tokens) {
-        *wake_ns = min_u64(*wake_ns, s->window_ns);
+        *wake_ns = mr_min_u64(*wake_ns, s->window_ns);
         return true;
     }
     s->window_ns = 0;

@@ -98,6 +98,11 @@ static mr_status check_spec(const mr_request_spec *spec, mr_error *err)
                              "top_logprobs is %u, at most %u alternatives are given",
                              spec->params.top_logprobs, MR_MAX_TOP_LOGPROBS);
     }
+    if (spec->ring_capacity > MR_RING_MAX_CAPACITY) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "ring_capacity",
+                             "a ring of %u events was asked for, at most %u are possible",
+                             spec->ring_capacity, MR_RING_MAX_CAPACITY);
+    }
     MR_TRY(check_choices(&spec->params, err));
     return check_lists(spec, err);
 }

@@ -179,7 +179,8 @@ typedef struct mr_request_spec {
     uint64_t deadline_ns;
     mr_sink *sink;
     void *owner;
-    uint32_t ring_capacity; /* events; 0: the default, 256; raised to two a choice */
+    /* Events, at most MR_RING_MAX_CAPACITY; 0: the default, 256; raised to two a choice. */
+    uint32_t ring_capacity;
 } mr_request_spec;
 
 /* Gives a request with one reference. INVALID_ARGUMENT for a number or combination that the

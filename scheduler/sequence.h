@@ -110,5 +110,7 @@ MR_MUST_USE mr_status mr_sequence_list_reserve(mr_sequence_list *list, uint32_t 
 void mr_sequence_list_insert(mr_sequence_list *list, mr_sequence *sequence);
 /* Drops those that are not in `state`. */
 void mr_sequence_list_keep(mr_sequence_list *list, mr_sequence_state state);
+/* Drops those that are. */
+void mr_sequence_list_drop(mr_sequence_list *list, mr_sequence_state state);
 
 #endif

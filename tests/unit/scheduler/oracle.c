@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "oracle.h"
 
+#include "scheduler/stop_internal.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
