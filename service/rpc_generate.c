@@ -153,10 +153,9 @@ static void on_news(mr_request_link *link, bool ended)
     pump(gen);
     if (ended) {
         mr_metrics_ended(&call->queue->server->metrics, gen->request);
-        mr_usage_log(gen->request, gen->response.ended ? gen->response.finish : MR_FINISH_NONE,
-                     mr_runtime_model_name(call->queue->server->runtime));
+        mr_usage_log(gen->request, mr_runtime_model_name(call->queue->server->runtime));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
-        if (call->sending && gen->request->error.status == MR_RESOURCE_EXHAUSTED) {
+        if (call->sending && gen->request->reader_lost) {
             mr_call_abort(call, &gen->request->error);
         }
         mr_call_release(call);
