@@ -238,6 +238,7 @@ static mr_status start(generation *gen, mr_error *err)
     MR_TRY(mr_codec_unpack(gen->unary ? &millrace__v1__generate_unary_request__descriptor
                                       : &millrace__v1__generate_request__descriptor,
                            call->payload, &message, err));
+    mr_call_drop_payload(call);
     const Millrace__V1__GenerateRequest *request =
         gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request
                    : (Millrace__V1__GenerateRequest *)message;
@@ -298,7 +299,7 @@ static void leave(generation *gen)
 static void on_sent(mr_call *call)
 {
     generation *gen = call->state;
-    if (call->client_cancelled != 0) {
+    if (call->gone) {
         leave(gen);
     } else {
         pump(gen);
