@@ -17,13 +17,11 @@ void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint
     mr_request_usage *usage = &group->request->usage;
     MR_CHECK(group->n_open > 0);
     group->n_open--;
-    /* A request counts as what the worst of its choices ended with; the values are in that order.
-     */
-    group->finish = finish > group->finish ? finish : group->finish;
+    usage->finish = finish > usage->finish ? finish : usage->finish;
     usage->completion_tokens += tokens;
     usage->finished_ns = now_ns;
     if (group->n_open == 0) {
-        s->stats.finished[group->finish]++;
+        s->stats.finished[usage->finish]++;
         s->n_groups -= group->live;
         s->n_sequences -= group->live ? group->n_sequences : 0;
         group->live = false;

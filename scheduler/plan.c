@@ -51,6 +51,7 @@ static void end_slow_reader(mr_scheduler *s, mr_group *group, uint64_t now_ns)
             "faster",
             (unsigned long long)(s->options.slow_reader_timeout_ns / MR_NS_PER_MS),
             mr_ring_count(&request->events));
+    request->reader_lost = true;
     mr_scheduler_end(s, group, MR_FINISH_ERROR, now_ns);
 }
 

@@ -67,7 +67,6 @@ struct mr_group {
     uint32_t n_generated;   /* tokens of all its sequences so far */
     uint32_t ring_space;    /* entries known to be free, those kept for last events included */
     uint64_t paused_ns;     /* since when the ring is full; MR_NEVER: it is not */
-    mr_finish finish;       /* the worst of its ended choices */
     uint64_t limit_ns;      /* when its time limit is over; MR_NEVER: none */
     bool penalties;         /* its rows need the history */
     bool live;              /* taken into the scheduler, and not at its end yet */

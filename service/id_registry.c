@@ -6,11 +6,13 @@
 void mr_id_registry_init(mr_id_registry *registry)
 {
     pthread_mutex_init(&registry->mutex, NULL);
+    mr_event_init(&registry->emptied);
     registry->first = NULL;
 }
 
 void mr_id_registry_deinit(mr_id_registry *registry)
 {
+    mr_event_deinit(&registry->emptied);
     pthread_mutex_destroy(&registry->mutex);
 }
 
@@ -58,6 +60,20 @@ mr_request *mr_id_registry_find(mr_id_registry *registry, const char *id)
     return request;
 }
 
+static bool is_empty(mr_id_registry *registry)
+{
+    pthread_mutex_lock(&registry->mutex);
+    const bool empty = registry->first == NULL;
+    pthread_mutex_unlock(&registry->mutex);
+    return empty;
+}
+
+void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns)
+{
+    while (!is_empty(registry) && mr_event_wait(&registry->emptied, until_ns)) {
+    }
+}
+
 void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim)
 {
     if (claim->request == NULL) {
@@ -71,6 +87,9 @@ void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim)
     }
     if (claim->next != NULL) {
         claim->next->prev = claim->prev;
+    }
+    if (registry->first == NULL) {
+        mr_event_set(&registry->emptied);
     }
     pthread_mutex_unlock(&registry->mutex);
     *claim = (mr_id_claim){0};

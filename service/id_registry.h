@@ -3,6 +3,7 @@
 #ifndef MILLRACE_SERVICE_ID_REGISTRY_H
 #define MILLRACE_SERVICE_ID_REGISTRY_H
 
+#include "base/event.h"
 #include "base/status.h"
 #include "scheduler/request.h"
 
@@ -19,6 +20,7 @@ typedef struct mr_id_claim {
 typedef struct mr_id_registry {
     pthread_mutex_t mutex;
     mr_id_claim *first;
+    mr_event emptied;
 } mr_id_registry;
 
 void mr_id_registry_init(mr_id_registry *registry);
@@ -28,6 +30,8 @@ MR_MUST_USE mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim
                                            mr_request *request, mr_error *err);
 /* The request with this id, NULL if there is none. Gives a reference. */
 mr_request *mr_id_registry_find(mr_id_registry *registry, const char *id);
+/* Until nothing is registered or CLOCK_MONOTONIC passes `until_ns`. One thread at a time. */
+void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns);
 /* Idempotent. */
 void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim);
 

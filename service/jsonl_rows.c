@@ -59,19 +59,6 @@ static json_t *logprobs_array(const mr_result *result)
     return array;
 }
 
-static const char *finish_name(mr_finish finish)
-{
-    static const char *const names[] = {
-        [MR_FINISH_NONE] = "none",
-        [MR_FINISH_STOP] = "stop",
-        [MR_FINISH_LENGTH] = "length",
-        [MR_FINISH_CANCELLED] = "cancelled",
-        [MR_FINISH_TIME_LIMIT] = "time_limit",
-        [MR_FINISH_ERROR] = "error",
-    };
-    return names[finish];
-}
-
 json_t *mr_jsonl_error_object(const mr_error *error)
 {
     return json_pack("{s:s, s:s, s:s}", "code", mr_status_name(error->status), "field",
@@ -87,7 +74,7 @@ json_t *mr_jsonl_error_row(json_t *id, const mr_error *error)
 {
     json_t *row = json_object();
     if (!set_id(row, id) || !set(row, "index", json_integer(0)) ||
-        !set(row, "finish_reason", json_string(finish_name(MR_FINISH_ERROR))) ||
+        !set(row, "finish_reason", json_string(mr_finish_name(MR_FINISH_ERROR))) ||
         !set(row, "error", mr_jsonl_error_object(error))) {
         json_decref(row);
         return NULL;
@@ -114,7 +101,7 @@ json_t *mr_jsonl_result_row(json_t *id, const mr_result *result)
     bool whole = set_id(row, id) && set(row, "index", json_integer(result->index)) &&
                  set(row, "text", json_stringn(text, result->text.size)) &&
                  set(row, "token_ids", mr_jsonl_ids_array(ids->data, ids->count)) &&
-                 set(row, "finish_reason", json_string(finish_name(result->finish))) &&
+                 set(row, "finish_reason", json_string(mr_finish_name(result->finish))) &&
                  set(row, "seed", json_integer((json_int_t)result->seed)) &&
                  set(row, "prompt_tokens", json_integer(result->prompt_tokens)) &&
                  set(row, "completion_tokens", json_integer((json_int_t)ids->count)) &&

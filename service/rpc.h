@@ -92,7 +92,9 @@ typedef struct mr_rpc_queue {
     /* The thread's own. */
     mr_call *calls; /* list of those alive */
     uint32_t n_watchers;
-    uint64_t next_id; /* of requests that came without one */
+    uint32_t missing[MR_RPC_METHODS]; /* calls that gRPC may not hand over yet, a method */
+    uint32_t n_missing;               /* their sum */
+    uint64_t next_id;                 /* of requests that came without one */
     bool stopping;
     bool stopped; /* the completion queue is shutting down */
 } mr_rpc_queue;
@@ -111,6 +113,7 @@ struct mr_server {
     mr_metrics metrics;
     bool reflection; /* served */
     bool admin;      /* served */
+    mr_flag serving; /* gRPC takes calls */
     mr_flag ready;
     mr_flag draining; /* new generations are refused */
     mr_flag cut_off;  /* running generations end now */

@@ -153,10 +153,9 @@ static void on_news(mr_request_link *link, bool ended)
     pump(gen);
     if (ended) {
         mr_metrics_ended(&call->queue->server->metrics, gen->request);
-        mr_usage_log(gen->request, gen->response.ended ? gen->response.finish : MR_FINISH_NONE,
-                     mr_runtime_model_name(call->queue->server->runtime));
+        mr_usage_log(gen->request, mr_runtime_model_name(call->queue->server->runtime));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
-        if (call->sending && gen->request->error.status == MR_RESOURCE_EXHAUSTED) {
+        if (call->sending && gen->request->reader_lost) {
             mr_call_abort(call, &gen->request->error);
         }
         mr_call_release(call);
@@ -239,6 +238,7 @@ static mr_status start(generation *gen, mr_error *err)
     MR_TRY(mr_codec_unpack(gen->unary ? &millrace__v1__generate_unary_request__descriptor
                                       : &millrace__v1__generate_request__descriptor,
                            call->payload, &message, err));
+    mr_call_drop_payload(call);
     const Millrace__V1__GenerateRequest *request =
         gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request
                    : (Millrace__V1__GenerateRequest *)message;
@@ -299,7 +299,7 @@ static void leave(generation *gen)
 static void on_sent(mr_call *call)
 {
     generation *gen = call->state;
-    if (call->client_cancelled != 0) {
+    if (call->gone) {
         leave(gen);
     } else {
         pump(gen);
