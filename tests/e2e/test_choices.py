@@ -4,9 +4,10 @@ import json
 import math
 import subprocess
 
+import grpc
 import pytest
 
-from serving import CALL_S, Server, choices, generate, greedy, request, unary
+from serving import CALL_S, Server, choices, failure, generate, greedy, request, unary
 from stubs import pb
 
 PROMPT = "The river ran"
@@ -121,6 +122,8 @@ def test_long_prompt_with_logprobs_comes_in_parts_G2(millrace_bin, model_path):
     with Server(millrace_bin, model_path, "max_seq_length=4096", "max_batch_size=1") as server:
         answer = generate(server.stub, greedy(1, tokens={"ids": ids},
                                               output={"promptLogprobs": True, "topLogprobs": 20}))
+        error = failure(server.stub.Generate, sampled(sampling={"beamWidth": 2}))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and error.details().startswith("sampling.beam_width")
     assert [token.id for token in answer.prompt] == ids
     assert all(len(token.top) == 20 for token in answer.prompt[1:])
     parts = [message for message in answer.messages if message.prompt]
