@@ -296,6 +296,19 @@ static mr_status read_input(const Millrace__V1__GenerateRequest *message, const 
     }
 }
 
+/* Beams run together or not at all. */
+static mr_status check_beams(const mr_request_params *params, const mr_config *config,
+                             mr_error *err)
+{
+    if (params->beam_width <= config->max_batch_size) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_INVALID_ARGUMENT, "sampling.beam_width",
+                         "sampling.beam_width is %" PRIu32 ", and max_batch_size of this server is "
+                         "%" PRIu32 ": lower the one, or raise the other",
+                         params->beam_width, config->max_batch_size);
+}
+
 mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
                                 const mr_runtime *runtime, mr_proto_request *out, mr_error *err)
 {
@@ -310,6 +323,7 @@ mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
     mr_generation_lists_view(&out->lists, &ask);
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_PROTO, &out->params, err));
 
+    MR_TRY(check_beams(&out->params, mr_runtime_config(runtime), err));
     const mr_model *model = mr_runtime_model(runtime);
     MR_TRY(mr_generation_check_model(&ask, MR_SURFACE_PROTO, model, err));
     MR_TRY(mr_generation_lists_make_stop(&out->lists, err));

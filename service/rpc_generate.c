@@ -102,7 +102,15 @@ static void finish_unary(generation *gen, const Millrace__V1__GenerateResponse *
     end_call(gen, err->status == MR_OK ? &unary.base : NULL, err);
 }
 
-/* `last` is borrowed. */
+/* Such a request has nothing to say but why. */
+static bool failed_before_its_first_token(const generation *gen)
+{
+    mr_error err;
+    final_error(gen, &err);
+    return err.status != MR_OK && gen->request->usage.completion_tokens == 0;
+}
+
+/* `last` is borrowed; NULL: nothing but the status. */
 static void finish(generation *gen, const Millrace__V1__GenerateResponse *last)
 {
     mr_error err;
@@ -111,9 +119,7 @@ static void finish(generation *gen, const Millrace__V1__GenerateResponse *last)
         finish_unary(gen, last, &err);
         return;
     }
-    /* A request that failed before its first token has nothing to say but why. */
-    const bool says = err.status == MR_OK || gen->request->usage.completion_tokens > 0;
-    end_call(gen, says ? &last->base : NULL, &err);
+    end_call(gen, last != NULL ? &last->base : NULL, &err);
 }
 
 /* Sends what there is, if a message may go out now. */
@@ -134,6 +140,10 @@ static void pump(generation *gen)
     }
     const bool due = gen->unary ? gen->response.ended : mr_proto_response_waiting(&gen->response);
     if (!due) {
+        return;
+    }
+    if (gen->response.ended && failed_before_its_first_token(gen)) {
+        finish(gen, NULL);
         return;
     }
     const Millrace__V1__GenerateResponse *message = NULL;

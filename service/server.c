@@ -20,7 +20,8 @@
 
 /* Of one connection; more wait for those before them. Above the default queue and batch. */
 #define MAX_STREAMS 2048
-/* gRPC's own default, 4 MiB, is too small for long prompts as ids. */
+/* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
+ * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
 #define MAX_RECEIVE_BYTES (32 << 20)
 /* Clients may ping every ten seconds for ever; their timers may be a little early. */
 #define MIN_PING_INTERVAL_MS 9000
