@@ -122,12 +122,14 @@ static void penalise(mr_sampler *sampler, const mr_sample_row *row)
             continue;
         }
         float logit = sampler->scaled[token];
+        const bool possible = isfinite(logit); /* a banned token stays banned */
         logit = logit > 0.0f ? logit / p->repetition_penalty : logit * p->repetition_penalty;
         if (sampler->count[token] > 0) {
             logit -= p->presence_penalty;
             logit -= p->frequency_penalty * (float)sampler->count[token];
         }
-        sampler->scaled[token] = logit;
+        /* Penalties near 0 must not make a number infinite. */
+        sampler->scaled[token] = possible ? fminf(fmaxf(logit, -FLT_MAX), FLT_MAX) : logit;
         sampler->seen[token] = 0;
         sampler->count[token] = 0;
     }

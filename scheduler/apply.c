@@ -60,7 +60,7 @@ static bool check_rows(mr_scheduler *s, mr_sequence *sequence, const mr_step_out
             s->stats.corrupted++;
             mr_fail(&sequence->request->error, MR_INTERNAL,
                     "the model gave no usable logits for token %u of the sequence; the weights or "
-                    "the device are damaged, run `millrace verify`",
+                    "the device are damaged: compare the file's checksum, try another machine",
                     sequence->n_tokens);
             mr_scheduler_end(s, sequence->group, MR_FINISH_ERROR, now_ns);
             return false;

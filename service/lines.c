@@ -32,9 +32,12 @@ static mr_line_kind start_skipping(mr_lines *lines)
 {
     lines->begin = lines->data.size;
     lines->scanned = lines->data.size;
-    const bool first = !lines->skipping;
+    if (lines->skipping) {
+        return MR_LINE_WANTING;
+    }
     lines->skipping = true;
-    return first ? MR_LINE_TOO_LONG : MR_LINE_WANTING;
+    lines->number++;
+    return MR_LINE_TOO_LONG;
 }
 
 mr_line_kind mr_lines_next(mr_lines *lines, const char **text, size_t *bytes)
@@ -54,7 +57,7 @@ mr_line_kind mr_lines_next(mr_lines *lines, const char **text, size_t *bytes)
         *bytes = end - lines->begin;
         const bool skipped = lines->skipping;
         lines->skipping = false;
-        lines->number++;
+        lines->number += !skipped; /* a skipped one was counted when it began */
         lines->begin = newline == NULL ? end : end + 1;
         lines->scanned = lines->begin;
         if (!skipped && *bytes > MR_LINE_MAX_BYTES) {

@@ -5,8 +5,10 @@
 #include "service/generation.h"
 #include "service/nearest.h"
 
+#include <fcntl.h>
 #include <stdio.h>
 #include <string.h>
+#include <unistd.h>
 
 static int run_completion(int argc, char **argv);
 static int run_man(int argc, char **argv);
@@ -137,8 +139,22 @@ static int run_help(int argc, char **argv)
     return found->run(3, words);
 }
 
+/* A standard descriptor that is closed would be taken by the next file or socket that is opened, and
+ * then read or written as if it were the terminal. */
+static bool open_standard_descriptors(void)
+{
+    int fd;
+    do {
+        fd = open("/dev/null", O_RDWR);
+    } while (fd >= 0 && fd <= STDERR_FILENO);
+    return fd >= 0 && close(fd) == 0;
+}
+
 int main(int argc, char **argv)
 {
+    if (!open_standard_descriptors()) {
+        return MR_EXIT_FAILED;
+    }
     if (argc < 2) {
         return mr_cli_fail_usage("give a command; millrace --help lists them");
     }

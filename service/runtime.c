@@ -54,11 +54,10 @@ static mr_status fail_small(const mr_runtime *runtime, uint64_t blocks, uint64_t
     const mr_config *config = &runtime->config;
     const uint64_t wanted = (uint64_t)mr_blocks_for(tokens, config->block_size) + 1;
     return mr_fail_field(err, MR_FAILED_PRECONDITION, "kv_cache_memory",
-                         "the KV cache of %.1f MiB holds %" PRIu64
-                         " tokens, fewer than one sequence "
-                         "of max_seq_length %" PRIu32 ": lower max_seq_length, or set "
-                         "kv_cache_memory to at least %" PRIu64 "MiB",
-                         (double)((blocks + 1) * block_bytes) / MIB, blocks * config->block_size,
+                         "the KV cache holds %" PRIu64 " tokens, fewer than one sequence of %" PRIu32
+                         ": set kv_cache_memory to at least %" PRIu64 "MiB, or lower "
+                         "max_seq_length if it is set",
+                         blocks * config->block_size,
                          tokens, wanted * block_bytes / MIB + 1);
 }
 
@@ -93,7 +92,8 @@ static mr_status size_kv(mr_runtime *runtime, mr_error *err)
     if (blocks < per_sequence && fit_length && blocks > 0) {
         config->max_seq_length = (uint32_t)blocks * config->block_size;
     } else if (blocks < per_sequence) {
-        return fail_small(runtime, blocks, block_bytes, config->max_seq_length, err);
+        return fail_small(runtime, blocks, block_bytes,
+                          fit_length ? config->block_size : config->max_seq_length, err);
     }
     config->kv_cache_memory = (blocks + 1) * block_bytes;
     runtime->exec_options.n_blocks = (uint32_t)blocks + 1;

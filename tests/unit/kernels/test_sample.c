@@ -317,6 +317,33 @@ static void test_penalties_by_hand(void **state)
     mr_sampler_destroy(sampler);
 }
 
+/* The smallest penalty there is makes a logit very large, not infinite; a banned token stays so. */
+static void test_tiny_penalties_keep_numbers_finite_D5(void **state)
+{
+    (void)state;
+    mr_sampler *sampler = NULL;
+    assert_int_equal(mr_sampler_create(3, &sampler), MR_OK);
+    float logits[3] = {20.0f, 30.0f, 1.0f};
+    const uint32_t history[2] = {0, 1};
+    const uint32_t banned = 1;
+    const float ban = -INFINITY;
+    mr_row_params p = plain();
+    p.repetition_penalty = 0x1p-126f;
+    p.history_len = 2;
+    p.prompt_len = 2;
+    p.bias_count = 1;
+    const mr_sample_row row = {.logits = logits,
+                               .params = &p,
+                               .bias_tokens = &banned,
+                               .bias_values = &ban,
+                               .history = history};
+    const mr_sample_result result = sample(sampler, &row, 3);
+    assert_false(result.corrupt);
+    assert_int_equal(result.token, 0);
+    assert_true(isfinite(result.logprob));
+    mr_sampler_destroy(sampler);
+}
+
 static void test_ties_take_the_lower_id(void **state)
 {
     (void)state;
@@ -516,6 +543,7 @@ int main(void)
         cmocka_unit_test(test_matches_naive),
         cmocka_unit_test(test_raw_logprobs),
         cmocka_unit_test(test_penalties_by_hand),
+        cmocka_unit_test(test_tiny_penalties_keep_numbers_finite_D5),
         cmocka_unit_test(test_ties_take_the_lower_id),
         cmocka_unit_test(test_extreme_parameters),
         cmocka_unit_test(test_corrupt_rows),
