@@ -124,11 +124,6 @@ static bool to_parent(group_dir *dir)
     return true;
 }
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 static uint64_t quota_limit(uint64_t quota, uint64_t period)
 {
     uint64_t scaled;
@@ -185,8 +180,8 @@ static uint64_t memory_left(const group_dir *dir, const char *limit_name, const 
         !read_group_number(dir, usage_name, &usage)) {
         return MR_CGROUP_UNLIMITED;
     }
-    usage -= min_u64(usage, memory_stat(dir, cache_key));
-    return limit - min_u64(limit, usage);
+    usage -= mr_min_u64(usage, memory_stat(dir, cache_key));
+    return limit - mr_min_u64(limit, usage);
 }
 
 static uint64_t memory_left_v2(const group_dir *dir)
@@ -216,7 +211,7 @@ static uint64_t tightest(const char *membership, const char *mount, const hierar
             continue;
         }
         do {
-            limit = min_u64(limit, hierarchies[i].limit(&dir));
+            limit = mr_min_u64(limit, hierarchies[i].limit(&dir));
         } while (to_parent(&dir));
     }
     return limit;

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Checked arithmetic on sizes. Each returns false, and leaves *out alone, when the true result
+/* Arithmetic on sizes. What returns bool returns false, and leaves *out alone, when the true result
  * does not fit. Use these on every number that comes from outside. */
 #ifndef MILLRACE_BASE_CHECKED_H
 #define MILLRACE_BASE_CHECKED_H
@@ -26,6 +26,16 @@ static inline bool mr_mul_u64(uint64_t a, uint64_t b, uint64_t *out)
     }
     *out = product;
     return true;
+}
+
+static inline uint32_t mr_min_u32(uint32_t a, uint32_t b)
+{
+    return a < b ? a : b;
+}
+
+static inline uint64_t mr_min_u64(uint64_t a, uint64_t b)
+{
+    return a < b ? a : b;
 }
 
 /* Rounds up to a multiple of `alignment`, a power of two. */

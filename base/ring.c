@@ -5,11 +5,9 @@
 
 #include <stdlib.h>
 
-#define MAX_CAPACITY (1u << 20)
-
 mr_status mr_ring_init(mr_ring *ring, uint32_t capacity, uint32_t stride)
 {
-    if (capacity == 0 || capacity > MAX_CAPACITY || stride == 0 || stride % 8 != 0) {
+    if (capacity == 0 || capacity > MR_RING_MAX_CAPACITY || stride == 0 || stride % 8 != 0) {
         return MR_INVALID_ARGUMENT;
     }
     uint32_t rounded = 1;

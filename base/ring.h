@@ -18,6 +18,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#define MR_RING_MAX_CAPACITY (1u << 20)
+
 typedef struct mr_ring {
     uint8_t *entries;  /* owns, capacity * stride bytes */
     uint32_t stride;   /* bytes an entry, a multiple of 8 */
@@ -31,8 +33,8 @@ typedef struct mr_ring {
     uint8_t pad_taken[64 - sizeof(atomic_uint)];
 } mr_ring;
 
-/* Room for at least `capacity` entries (1..2^20) of `stride` bytes. INVALID_ARGUMENT outside these
- * limits, RESOURCE_EXHAUSTED when memory is short. */
+/* Room for at least `capacity` entries (1..MR_RING_MAX_CAPACITY) of `stride` bytes.
+ * INVALID_ARGUMENT outside these limits, RESOURCE_EXHAUSTED when memory is short. */
 MR_MUST_USE mr_status mr_ring_init(mr_ring *ring, uint32_t capacity, uint32_t stride);
 void mr_ring_deinit(mr_ring *ring);
 

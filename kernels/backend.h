@@ -23,25 +23,25 @@ typedef struct mr_weights mr_weights;
 typedef struct mr_exec mr_exec;
 
 typedef struct mr_backend_info {
-    char name[32];        /* "cpu-avx512vnni", "cpu-reference" */
-    char numerics[64];    /* names everything that changes bits: ISA path, compute mode, revision */
-    uint32_t threads;     /* CPU threads in use; 0 on a device */
+    char name[32];     /* "cpu-avx512vnni", "cpu-reference" */
+    char numerics[64]; /* names everything that changes bits: ISA path, compute mode, revision */
+    uint32_t threads;  /* CPU threads in use; 0 on a device */
     uint64_t memory_bytes; /* memory it may take */
-    bool asynchronous;    /* submit() returns before the step is done */
+    bool asynchronous;     /* submit() returns before the step is done */
 } mr_backend_info;
 
 /* Called now and then during long work: `done` of `total` bytes. Any thread of the backend. */
 typedef void (*mr_progress_fn)(void *ctx, uint64_t done, uint64_t total);
 
 typedef struct mr_exec_options {
-    uint32_t max_tokens;   /* T of a step */
-    uint32_t max_seqs;     /* B, and resident slots 0 … max_seqs − 1 */
-    uint32_t max_rows;     /* R of a step */
-    uint32_t max_context;  /* positions a sequence may have */
-    uint32_t block_size;   /* tokens a KV block */
-    uint32_t n_blocks;     /* blocks of the pool, block 0 included */
-    mr_dtype kv_dtype;     /* F32, F16 or BF16 */
-    bool keep_logits;      /* step outputs carry [R][V] logits */
+    uint32_t max_tokens;  /* T of a step */
+    uint32_t max_seqs;    /* B, and resident slots 0 … max_seqs − 1 */
+    uint32_t max_rows;    /* R of a step */
+    uint32_t max_context; /* positions a sequence may have */
+    uint32_t block_size;  /* tokens a KV block */
+    uint32_t n_blocks;    /* blocks of the pool, block 0 included */
+    mr_dtype kv_dtype;    /* F32, F16 or BF16 */
+    bool keep_logits;     /* step outputs carry [R][V] logits */
 } mr_exec_options;
 
 typedef struct mr_exec_memory {

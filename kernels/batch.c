@@ -82,6 +82,7 @@ mr_status mr_batch_storage_create(const mr_batch_limits *limits, mr_batch_storag
         return MR_RESOURCE_EXHAUSTED;
     }
     s->batch = (mr_batch){
+        .kv_groups = limits->kv_groups,
         .token_src = s->token_src,
         .positions = s->positions,
         .seq_start = s->seq_start,

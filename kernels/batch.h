@@ -18,10 +18,10 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MR_MAX_TOP 32            /* alternatives a row: two for each of 16 beams */
+#define MR_MAX_TOP    32         /* alternatives a row: two for each of 16 beams */
 #define MR_NULL_BLOCK 0u         /* block 0 takes the writes of padding rows; never allocated */
-#define MR_NO_TARGET UINT32_MAX  /* row_params.target: draw */
-#define MR_NO_TOKEN UINT32_MAX
+#define MR_NO_TARGET  UINT32_MAX /* row_params.target: draw */
+#define MR_NO_TOKEN   UINT32_MAX
 
 /* Entry of token_src: a literal id, or ~r = the token that row r of the previous step drew (it may
  * still be on the device when this step is planned). */
@@ -37,23 +37,23 @@ static inline int32_t mr_token_src_row(uint32_t row)
 /* What to do with one row of logits. Sampling order: bias → mask → penalties → temperature →
  * top_k → top_p → min_p → draw. Validated before it gets here. */
 typedef struct mr_row_params {
-    float temperature; /* 0: greedy, the lowest id among equals */
-    float top_p;       /* 1: off */
-    float min_p;       /* 0: off */
-    uint32_t top_k;    /* 0: off */
+    float temperature;        /* 0: greedy, the lowest id among equals */
+    float top_p;              /* 1: off */
+    float min_p;              /* 0: off */
+    uint32_t top_k;           /* 0: off */
     float repetition_penalty; /* 1: off */
     float presence_penalty;   /* 0: off */
     float frequency_penalty;  /* 0: off */
-    uint64_t key;       /* Philox key: seed ⊕ low64(SHA-256(prompt ids as u32le)) */
-    uint32_t position;  /* absolute position of the token to be drawn */
-    uint32_t choice;    /* choice index */
-    uint32_t target;    /* MR_NO_TARGET: draw; else score this id instead of drawing */
+    uint64_t key;             /* Philox key: seed ⊕ low64(SHA-256(prompt ids as u32le)) */
+    uint32_t position;        /* absolute position of the token to be drawn */
+    uint32_t choice;          /* choice index */
+    uint32_t target;          /* MR_NO_TARGET: draw; else score this id instead of drawing */
     uint32_t bias_offset, bias_count; /* into bias_tokens / bias_values; −INFINITY bans a token */
-    uint32_t history_len; /* tokens of the slot's history that count for penalties */
-    uint32_t prompt_len;  /* how many of them are the prompt's */
-    uint8_t n_top;        /* alternatives wanted, 0..MR_MAX_TOP */
-    bool want_logprob;    /* of the drawn or scored token */
-    bool processed;       /* logprobs after the sampling steps instead of the model's own */
+    uint32_t history_len;             /* tokens of the slot's history that count for penalties */
+    uint32_t prompt_len;              /* how many of them are the prompt's */
+    uint8_t n_top;                    /* alternatives wanted, 0..MR_MAX_TOP */
+    bool want_logprob;                /* of the drawn or scored token */
+    bool processed; /* logprobs after the sampling steps instead of the model's own */
 } mr_row_params;
 
 /* Block `block` becomes entry `index` of the resident table of (slot, group). */
@@ -74,21 +74,22 @@ typedef struct mr_history_delta {
 } mr_history_delta;
 
 typedef struct mr_batch {
-    uint64_t step; /* 1, 2, 3 …; ranks agree on it */
-    uint32_t n_tokens;   /* T, at least 1 */
-    uint32_t n_seqs;     /* B */
-    uint32_t n_rows;     /* R; may be 0 (prefill chunks that end no prompt) */
-    const int32_t *token_src;      /* [T] */
-    const uint32_t *positions;     /* [T] */
-    const uint32_t *seq_start;     /* [B + 1], ascending, seq_start[B] = T */
-    const uint32_t *context_len;   /* [B] tokens in the KV cache once this step is done */
-    const uint32_t *seq_slot;      /* [B] resident slot: whose block table and history */
-    const uint32_t *kv_slot;       /* [groups][T] block · block_size + offset for each new K/V */
-    const uint32_t *logit_rows;    /* [R] index into T, ascending */
+    uint64_t step;                   /* 1, 2, 3 …; ranks agree on it */
+    uint32_t n_tokens;               /* T, at least 1 */
+    uint32_t n_seqs;                 /* B */
+    uint32_t n_rows;                 /* R; may be 0 (prefill chunks that end no prompt) */
+    uint32_t kv_groups;              /* of kv_slot, as many as the plan has */
+    const int32_t *token_src;        /* [T] */
+    const uint32_t *positions;       /* [T] */
+    const uint32_t *seq_start;       /* [B + 1], ascending, seq_start[B] = T */
+    const uint32_t *context_len;     /* [B] tokens in the KV cache once this step is done */
+    const uint32_t *seq_slot;        /* [B] resident slot: whose block table and history */
+    const uint32_t *kv_slot;         /* [groups][T] block · block_size + offset for each new K/V */
+    const uint32_t *logit_rows;      /* [R] index into T, ascending */
     const mr_row_params *row_params; /* [R] */
-    const uint32_t *mask_ref;      /* [R] grammar mask, 0: none; NULL: none at all */
-    const uint32_t *adapter;       /* [B] LoRA slot, 0: base; NULL: none at all */
-    const uint32_t *bias_tokens;   /* bias lists of the rows */
+    const uint32_t *mask_ref;        /* [R] grammar mask, 0: none; NULL: none at all */
+    const uint32_t *adapter;         /* [B] LoRA slot, 0: base; NULL: none at all */
+    const uint32_t *bias_tokens;     /* bias lists of the rows */
     const float *bias_values;
     const mr_block_delta *block_deltas; /* applied before the step */
     uint32_t n_block_deltas;
@@ -106,25 +107,25 @@ typedef struct mr_alternative {
 typedef struct mr_step_output {
     uint64_t step;
     uint32_t n_rows;
-    const uint32_t *tokens;          /* [R] drawn id, or the row's target */
-    const float *logprobs;           /* [R]; meaningful where want_logprob */
-    const uint8_t *n_top;            /* [R] */
-    const mr_alternative *top;       /* [R][MR_MAX_TOP] best first */
-    const uint8_t *corrupt;          /* [R] nonzero: the logits held a NaN, tokens[r] is void */
-    const float *logits;             /* [R][V] if asked for at compile, else NULL */
+    const uint32_t *tokens;    /* [R] drawn id, or the row's target */
+    const float *logprobs;     /* [R]; meaningful where want_logprob */
+    const uint8_t *n_top;      /* [R] */
+    const mr_alternative *top; /* [R][MR_MAX_TOP] best first */
+    const uint8_t *corrupt;    /* [R] nonzero: the logits held a NaN, tokens[r] is void */
+    const float *logits;       /* [R][V] if asked for at compile, else NULL */
 } mr_step_output;
 
 /* Arrays for building batches, allocated once. `batch` points into them; append with the
  * functions below, then hand `&storage->batch` to submit(). One thread. */
 typedef struct mr_batch_limits {
-    uint32_t max_tokens;   /* T */
-    uint32_t max_seqs;     /* B and slots */
-    uint32_t max_rows;     /* R */
-    uint32_t max_context;  /* tokens a sequence may have */
+    uint32_t max_tokens;  /* T */
+    uint32_t max_seqs;    /* B and slots */
+    uint32_t max_rows;    /* R */
+    uint32_t max_context; /* tokens a sequence may have */
     uint32_t block_size;
     uint32_t kv_groups;
-    uint32_t max_bias;     /* bias entries a step */
-    uint32_t max_history;  /* history tokens a step */
+    uint32_t max_bias;    /* bias entries a step */
+    uint32_t max_history; /* history tokens a step */
 } mr_batch_limits;
 
 typedef struct mr_batch_storage mr_batch_storage;

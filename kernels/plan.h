@@ -26,8 +26,8 @@
 
 typedef uint16_t mr_buffer_id;
 typedef uint16_t mr_weight_id;
-#define MR_NO_BUFFER ((mr_buffer_id)UINT16_MAX)
-#define MR_NO_WEIGHT ((mr_weight_id)UINT16_MAX)
+#define MR_NO_BUFFER    ((mr_buffer_id)UINT16_MAX)
+#define MR_NO_WEIGHT    ((mr_weight_id)UINT16_MAX)
 #define MR_LINEAR_PARTS 3
 
 /* How many rows a buffer has in a step. */
@@ -83,9 +83,9 @@ typedef struct mr_plan_kv {
 } mr_plan_kv;
 
 typedef enum mr_op_kind {
-    MR_OP_EMBED,      /* out[t] = scale · table[token[t]] */
-    MR_OP_NORM,       /* stream += in (if in); out = norm(stream) · gain (+ bias) */
-    MR_OP_LINEAR,     /* out[:, part offset ...] = in · Wᵀ (+ bias), up to three parts side by side */
+    MR_OP_EMBED,  /* out[t] = scale · table[token[t]] */
+    MR_OP_NORM,   /* stream += in (if in); out = norm(stream) · gain (+ bias) */
+    MR_OP_LINEAR, /* out[:, part offset ...] = in · Wᵀ (+ bias), up to three parts side by side */
     MR_OP_ROPE_KV,    /* rotate q and k in place, write k and v into the KV cache at slot[t] */
     MR_OP_ATTENTION,  /* out = softmax(scale · q·Kᵀ, causal, window, soft cap) · V, paged */
     MR_OP_GATED,      /* in = [gate | up]: out = act(gate) · up */

@@ -9,11 +9,6 @@
 const int8_t mr_quant_iq4[16] = {-127, -104, -83, -65, -49, -35, -22, -10,
                                  1,    13,   25,  38,  53,  69,  89,  113};
 
-bool mr_dtype_is_quantised(mr_dtype dtype)
-{
-    return mr_dtype_info_get(dtype)->block_elements > 1;
-}
-
 static void unpack_q8_0(const uint8_t *block, mr_quant_group *group)
 {
     mr_quant_set(group, mr_load_f16(block), 0.0f);

@@ -26,7 +26,6 @@
 
 #include "kernels/dtype.h"
 
-#include <stdbool.h>
 #include <stdint.h>
 
 #define MR_QUANT_GROUP      32u /* elements of a group */
@@ -39,8 +38,6 @@ typedef struct mr_quant_group {
     float scale[2];
     float min[2]; /* 0 where the type has none */
 } mr_quant_group;
-
-bool mr_dtype_is_quantised(mr_dtype dtype);
 
 /* Takes the block of a quantised type at `block` (any alignment) apart, into as many groups as it
  * has: groups[block_elements / 32]. */

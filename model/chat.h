@@ -20,8 +20,7 @@ typedef struct mr_chat_template mr_chat_template;
 
 /* `text` is the template's source (copied); NULL with size 0: the model has none. Unknown text is
  * no error here: rendering is what fails. */
-MR_MUST_USE mr_status mr_chat_template_create(mr_bytes text, mr_chat_template **out,
-                                              mr_error *err);
+MR_MUST_USE mr_status mr_chat_template_create(mr_bytes text, mr_chat_template **out, mr_error *err);
 void mr_chat_template_destroy(mr_chat_template *tmpl);
 /* True iff render works for some messages. */
 bool mr_chat_template_known(const mr_chat_template *tmpl);
@@ -35,9 +34,9 @@ typedef struct mr_chat_rendered {
 /* Renders the conversation, with the assistant's turn opened unless told otherwise.
  * INVALID_ARGUMENT (no messages, bad UTF-8, a role the template refuses: with its message),
  * FAILED_PRECONDITION (no template, or one that is not known: names its digest). */
-MR_MUST_USE mr_status mr_chat_render(const mr_chat_template *tmpl,
-                                     const mr_chat_message *messages, size_t count,
-                                     bool open_assistant, mr_chat_rendered *out, mr_error *err);
+MR_MUST_USE mr_status mr_chat_render(const mr_chat_template *tmpl, const mr_chat_message *messages,
+                                     size_t count, bool open_assistant, mr_chat_rendered *out,
+                                     mr_error *err);
 void mr_chat_rendered_deinit(mr_chat_rendered *rendered);
 
 #endif

@@ -24,7 +24,7 @@ typedef struct mr_model_config {
     char name[128];        /* what the file calls itself, or its file name */
     char quantization[16]; /* the type most weight bytes have: "Q4_1" */
     uint32_t layers;
-    uint32_t width;      /* of the residual stream */
+    uint32_t width; /* of the residual stream */
     uint32_t ffn_width;
     uint32_t heads;      /* H */
     uint32_t kv_heads;   /* G */
@@ -32,21 +32,21 @@ typedef struct mr_model_config {
     uint32_t vocab_size; /* V */
     uint32_t context_length;
     float norm_epsilon;
-    char rope_type[16];  /* "default", "linear", … */
+    char rope_type[16]; /* "default", "linear", … */
     float rope_theta;
-    mr_plan_rope rope;   /* tables in effect; inv_freq owned by the model */
-    uint64_t parameters;    /* tied tensors once */
-    uint64_t weights_bytes; /* as stored */
+    mr_plan_rope rope;        /* tables in effect; inv_freq owned by the model */
+    uint64_t parameters;      /* tied tensors once */
+    uint64_t weights_bytes;   /* as stored */
     uint32_t eos[MR_MAX_EOS]; /* union over every place that names one; chat end tokens included */
     uint32_t n_eos;
 } mr_model_config;
 
 typedef struct mr_model_tensor {
-    const char *name;   /* borrowed from the model */
+    const char *name; /* borrowed from the model */
     mr_dtype dtype;
     uint32_t n_dims;
-    uint64_t shape[4];  /* outermost first: [n][k] for a matrix */
-    const void *data;   /* borrowed from the mapping */
+    uint64_t shape[4]; /* outermost first: [n][k] for a matrix */
+    const void *data;  /* borrowed from the mapping */
     uint64_t bytes;
     bool used; /* the plan or the configuration reads it */
 } mr_model_tensor;

@@ -304,18 +304,6 @@ uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer)
     return tokenizer->bos_id;
 }
 
-bool mr_tokenizer_find_added(const mr_tokenizer *tokenizer, const char *text, uint32_t *id)
-{
-    const size_t bytes = strlen(text);
-    mr_added_match match;
-    if (!mr_added_tokens_find(&tokenizer->added, (const uint8_t *)text, 0, bytes, &match) ||
-        match.begin != 0 || match.end != bytes) {
-        return false;
-    }
-    *id = match.id;
-    return true;
-}
-
 mr_status mr_tokenizer_decode(const mr_tokenizer *tokenizer, const uint32_t *ids, size_t count,
                               bool keep_special, mr_buffer *out, mr_error *err)
 {

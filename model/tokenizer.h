@@ -31,14 +31,14 @@ typedef enum mr_token_kind {
 
 /* What a tokenizer is made from; file formats fill it. Everything is copied. */
 typedef struct mr_tokenizer_spec {
-    const char *model;          /* "gpt2": byte-level BPE; another is refused by name */
-    const char *pre_tokenizer;  /* "smollm", "gpt-2", "llama-bpe", "qwen2" …; unknown: refused */
-    const mr_bytes *tokens;     /* [n_tokens], in the byte-level alphabet for gpt2 */
-    const uint8_t *kinds;       /* [n_tokens] mr_token_kind */
+    const char *model;         /* "gpt2": byte-level BPE; another is refused by name */
+    const char *pre_tokenizer; /* "smollm", "gpt-2", "llama-bpe", "qwen2" …; unknown: refused */
+    const mr_bytes *tokens;    /* [n_tokens], in the byte-level alphabet for gpt2 */
+    const uint8_t *kinds;      /* [n_tokens] mr_token_kind */
     uint32_t n_tokens;
-    const mr_bytes *merges;     /* [n_merges] "left right", best first */
+    const mr_bytes *merges; /* [n_merges] "left right", best first */
     uint32_t n_merges;
-    bool add_bos;               /* raw prompts get BOS in front */
+    bool add_bos; /* raw prompts get BOS in front */
     bool add_eos;
     uint32_t bos_id; /* UINT32_MAX: none */
     uint32_t eos_id;
@@ -57,8 +57,8 @@ typedef struct mr_text_span {
 } mr_text_span;
 
 typedef struct mr_encode_options {
-    bool add_special;   /* BOS / EOS as the tokenizer's own configuration says */
-    bool parse_special; /* text of added tokens becomes their id */
+    bool add_special;          /* BOS / EOS as the tokenizer's own configuration says */
+    bool parse_special;        /* text of added tokens becomes their id */
     const mr_text_span *plain; /* ascending, not overlapping */
     size_t n_plain;
 } mr_encode_options;
@@ -77,8 +77,6 @@ mr_token_kind mr_tokenizer_kind(const mr_tokenizer *tokenizer, uint32_t id);
 mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id);
 /* BOS that raw prompts get, UINT32_MAX if none. */
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer);
-/* Id of an added token by its text; false if there is none. */
-bool mr_tokenizer_find_added(const mr_tokenizer *tokenizer, const char *text, uint32_t *id);
 
 /* Appends the bytes of all ids (special ones only if kept). INVALID_ARGUMENT for an id outside the
  * vocabulary. The bytes need not be UTF-8. */

@@ -51,12 +51,7 @@ static bool enter_fork(mr_scheduler *s, mr_sequence *sequence)
     if (s->n_free_slots == 0 || mr_block_pool_available(s->pool) < own) {
         return false;
     }
-    sequence->slot = s->free_slots[--s->n_free_slots];
-    sequence->blocks = s->tables + (size_t)sequence->slot * s->max_blocks;
-    sequence->first_block = full;
-    sequence->n_blocks = full + own;
-    MR_CHECK(sequence->n_blocks <= s->max_blocks);
-    MR_CHECK(mr_block_pool_alloc(s->pool, own, sequence->blocks + full) == MR_OK);
+    mr_scheduler_take(s, sequence, full, own);
     mr_scheduler_enter(s, sequence);
     return true;
 }

@@ -1,13 +1,20 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+/* clang-format off */
 /*
  * What the files of the scheduler share, and tests look into.
  *
- *   scheduler.c  create, add, fail, stats         residency.c  slots and blocks: admit, grow,
- * preempt plan.c       who runs, and how much of it     rows.c       rows of the batch, and their
- * parameters apply.c      tokens of the finished step      fork.c       choices and beams on shared
- * blocks search.c     a step of beam search            verdict.c    what a token does to its choice
- *   outbox.c     last events, news to the sinks   sequence.c   groups, ordered lists
+ *   scheduler.c  create, add, fail, stats
+ *   plan.c       who runs, and how much of it
+ *   residency.c  slots and blocks: admit, grow, preempt
+ *   rows.c       rows of the batch, and their parameters
+ *   apply.c      tokens of the finished step
+ *   verdict.c    what a token does to its choice
+ *   fork.c       choices and beams on shared blocks
+ *   search.c     a step of beam search
+ *   outbox.c     last events, news to the sinks
+ *   sequence.c   groups, ordered lists
  */
+/* clang-format on */
 #ifndef MILLRACE_SCHEDULER_INTERNAL_H
 #define MILLRACE_SCHEDULER_INTERNAL_H
 
@@ -89,6 +96,9 @@ void mr_scheduler_settle(mr_scheduler *scheduler, mr_sequence *sequence, mr_fini
 /* Pushes an event; there is room for it. `top` is [event->n_top]. */
 void mr_scheduler_push(mr_scheduler *scheduler, mr_group *group, const mr_token_event *event,
                        const mr_alternative *top);
+/* Pushes the last event of a choice that ends without a token; the choice is closed. */
+void mr_scheduler_push_end(mr_scheduler *scheduler, mr_group *group, uint32_t choice,
+                           mr_finish finish);
 /* Ends all open choices of a request without a token; its error is set. The caller takes what is
  * ENDED then out of the lists. */
 void mr_scheduler_end(mr_scheduler *scheduler, mr_group *group, mr_finish finish, uint64_t now_ns);
@@ -106,6 +116,10 @@ typedef enum mr_admission {
 /* Gives a waiting sequence a slot and the blocks of all its tokens; beams get theirs together. The
  * caller takes it out of `waiting`. */
 mr_admission mr_scheduler_admit(mr_scheduler *scheduler, mr_sequence *sequence, uint64_t now_ns);
+/* Gives a sequence a slot, and `count` blocks of its own from first_block on: entries before that
+ * are the caller's to fill. Slot and blocks are there. */
+void mr_scheduler_take(mr_scheduler *scheduler, mr_sequence *sequence, uint32_t first_block,
+                       uint32_t count);
 /* Whether the tokens of the sequence, or of all live beams, have their blocks. */
 bool mr_scheduler_has_room(const mr_scheduler *scheduler, const mr_sequence *sequence);
 /* Gives running[index] the blocks for its next token, if need be by preempting others; false when

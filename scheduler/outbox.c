@@ -17,13 +17,11 @@ void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint
     mr_request_usage *usage = &group->request->usage;
     MR_CHECK(group->n_open > 0);
     group->n_open--;
-    /* A request counts as what the worst of its choices ended with; the values are in that order.
-     */
-    group->finish = finish > group->finish ? finish : group->finish;
+    usage->finish = finish > usage->finish ? finish : usage->finish;
     usage->completion_tokens += tokens;
     usage->finished_ns = now_ns;
     if (group->n_open == 0) {
-        s->stats.finished[group->finish]++;
+        s->stats.finished[usage->finish]++;
         s->n_groups -= group->live;
         s->n_sequences -= group->live ? group->n_sequences : 0;
         group->live = false;
@@ -56,7 +54,7 @@ void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *e
     mr_scheduler_announce(s, group);
 }
 
-static void push_end(mr_scheduler *s, mr_group *group, uint32_t choice, mr_finish finish)
+void mr_scheduler_push_end(mr_scheduler *s, mr_group *group, uint32_t choice, mr_finish finish)
 {
     const mr_token_event event = {
         .token = MR_NO_TOKEN,
@@ -77,7 +75,7 @@ static void end_search(mr_scheduler *s, mr_group *group, mr_finish finish, uint6
     group->sequences[0].state = MR_SEQUENCE_ENDED;
     while (group->n_open > 0) {
         mr_scheduler_close(s, group, finish, beams->token, now_ns);
-        push_end(s, group, beams->choice++, finish);
+        mr_scheduler_push_end(s, group, beams->choice++, finish);
         beams->token = 0;
     }
 }
@@ -92,27 +90,16 @@ void mr_scheduler_end(mr_scheduler *s, mr_group *group, mr_finish finish, uint64
         mr_sequence *sequence = &group->sequences[i];
         if (sequence->state != MR_SEQUENCE_ENDED) {
             mr_scheduler_settle(s, sequence, finish, now_ns);
-            push_end(s, group, i, finish);
+            mr_scheduler_push_end(s, group, i, finish);
         }
     }
-}
-
-static void drop_ended(mr_sequence_list *list)
-{
-    uint32_t kept = 0;
-    for (uint32_t i = 0; i < list->count; i++) {
-        if (list->items[i]->state != MR_SEQUENCE_ENDED) {
-            list->items[kept++] = list->items[i];
-        }
-    }
-    list->count = kept;
 }
 
 void mr_scheduler_drop_ended(mr_scheduler *s)
 {
-    drop_ended(&s->running);
-    drop_ended(&s->waiting);
-    drop_ended(&s->draining);
+    mr_sequence_list_drop(&s->running, MR_SEQUENCE_ENDED);
+    mr_sequence_list_drop(&s->waiting, MR_SEQUENCE_ENDED);
+    mr_sequence_list_drop(&s->draining, MR_SEQUENCE_ENDED);
 }
 
 /* Moves the news of `sink` into the group and gives their number. */

@@ -4,6 +4,7 @@
  * the token budget with decodes first and prefill chunks after them, oldest first. The work is in
  * proportion to the sequences and the tokens of the step, never to contexts or to the pool.
  */
+#include "base/checked.h"
 #include "base/log.h"
 #include "scheduler/internal.h"
 
@@ -13,16 +14,11 @@
 /* Entries that must be free for a step: a token of each open choice, and its last event. */
 #define RING_PER_CHOICE 2u
 
-static uint64_t min_u64(uint64_t a, uint64_t b)
-{
-    return a < b ? a : b;
-}
-
 /* True: it has been paused for too long. */
 static bool is_overdue(mr_scheduler *s, const mr_group *group, uint64_t now_ns, uint64_t *wake_ns)
 {
     const uint64_t limit_ns = mr_time_add(group->paused_ns, s->options.slow_reader_timeout_ns);
-    *wake_ns = min_u64(*wake_ns, min_u64(limit_ns, mr_time_add(now_ns, PAUSED_POLL_NS)));
+    *wake_ns = mr_min_u64(*wake_ns, mr_min_u64(limit_ns, mr_time_add(now_ns, PAUSED_POLL_NS)));
     return now_ns >= limit_ns;
 }
 
@@ -55,6 +51,7 @@ static void end_slow_reader(mr_scheduler *s, mr_group *group, uint64_t now_ns)
             "faster",
             (unsigned long long)(s->options.slow_reader_timeout_ns / MR_NS_PER_MS),
             mr_ring_count(&request->events));
+    request->reader_lost = true;
     mr_scheduler_end(s, group, MR_FINISH_ERROR, now_ns);
 }
 
@@ -80,8 +77,8 @@ static void check_life(mr_scheduler *s, mr_group *group, uint64_t now_ns, uint64
         mr_scheduler_end(s, group, MR_FINISH_TIME_LIMIT, now_ns);
         return;
     }
-    *wake_ns = min_u64(*wake_ns, request->deadline_ns);
-    *wake_ns = drains ? *wake_ns : min_u64(*wake_ns, group->limit_ns);
+    *wake_ns = mr_min_u64(*wake_ns, request->deadline_ns);
+    *wake_ns = drains ? *wake_ns : mr_min_u64(*wake_ns, group->limit_ns);
 }
 
 static void sweep(mr_scheduler *s, mr_sequence_list *list, uint64_t now_ns, uint64_t *wake_ns)
@@ -136,7 +133,7 @@ static bool gathering(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
     }
     if (now_ns < s->window_ns && s->waiting.count < s->max_running &&
         tokens < s->options.max_batch_tokens) {
-        *wake_ns = min_u64(*wake_ns, s->window_ns);
+        *wake_ns = mr_min_u64(*wake_ns, s->window_ns);
         return true;
     }
     s->window_ns = 0;
@@ -293,19 +290,34 @@ static void plan_prefills(mr_scheduler *s, uint64_t now_ns, bool admit, mr_batch
     }
 }
 
-/* Nothing was planned though something runs and no reader is waited for: two in a row are a fault
- * of ours. The newest ends, so that the others go on, and the engine neither spins nor sleeps for
- * ever. */
-static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
+/* Who has work and waits for no reader: the newest that runs, else the first in the queue. NULL
+ * when a reader is waited for. */
+static const mr_sequence *find_stuck(const mr_scheduler *s)
 {
-    const mr_sequence *newest = NULL;
     for (uint32_t i = 0; i < s->running.count; i++) {
         if (mr_group_paused(s->running.items[i]->group)) {
-            return;
+            return NULL;
         }
-        newest = s->running.items[i];
     }
-    if (newest == NULL) {
+    if (s->running.count > 0) {
+        return s->running.items[s->running.count - 1];
+    }
+    for (uint32_t i = 0; i < s->waiting.count; i++) {
+        if (!mr_group_paused(s->waiting.items[i]->group)) {
+            return s->waiting.items[i];
+        }
+    }
+    return NULL;
+}
+
+/* Nothing was planned. Once that may be, when a request ended whose blocks others can have now:
+ * they are planned at once. Twice in a row it is a fault of ours; one request ends, so that the
+ * others go on, and the engine neither spins nor sleeps for ever. */
+static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
+{
+    const mr_sequence *stuck = find_stuck(s);
+    if (stuck == NULL) {
+        s->empty_plans = 0;
         return;
     }
     *wake_ns = now_ns;
@@ -313,14 +325,14 @@ static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake
         return;
     }
     s->empty_plans = 0;
-    mr_log(MR_LOG_ERROR, "scheduler", "nothing could be planned, the newest request ends",
+    mr_log(MR_LOG_ERROR, "scheduler", "nothing could be planned, a request ends",
            "running=%u waiting=%u kv_blocks_free=%u kv_blocks_total=%u", s->running.count,
            s->waiting.count, mr_block_pool_available(s->pool), s->total_blocks);
-    mr_fail(&newest->request->error, MR_INTERNAL,
-            "the scheduler found nothing to run while %u sequences had work; this request was the "
-            "newest of them, send it again",
-            s->running.count);
-    mr_scheduler_end(s, newest->group, MR_FINISH_ERROR, now_ns);
+    mr_fail(&stuck->request->error, MR_INTERNAL,
+            "the scheduler found nothing to run though %u sequences ran and %u waited; send the "
+            "request again",
+            s->running.count, s->waiting.count);
+    mr_scheduler_end(s, stuck->group, MR_FINISH_ERROR, now_ns);
     mr_scheduler_drop_ended(s);
 }
 

@@ -98,6 +98,11 @@ static mr_status check_spec(const mr_request_spec *spec, mr_error *err)
                              "top_logprobs is %u, at most %u alternatives are given",
                              spec->params.top_logprobs, MR_MAX_TOP_LOGPROBS);
     }
+    if (spec->ring_capacity > MR_RING_MAX_CAPACITY) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "ring_capacity",
+                             "a ring of %u events was asked for, at most %u are possible",
+                             spec->ring_capacity, MR_RING_MAX_CAPACITY);
+    }
     MR_TRY(check_choices(&spec->params, err));
     return check_lists(spec, err);
 }
@@ -149,6 +154,19 @@ cleanup:
     return status;
 }
 
+const char *mr_finish_name(mr_finish finish)
+{
+    static const char *const names[] = {
+        [MR_FINISH_NONE] = "none",
+        [MR_FINISH_STOP] = "stop",
+        [MR_FINISH_LENGTH] = "length",
+        [MR_FINISH_CANCELLED] = "cancelled",
+        [MR_FINISH_TIME_LIMIT] = "time_limit",
+        [MR_FINISH_ERROR] = "error",
+    };
+    return names[finish];
+}
+
 static mr_status fill_prompt(mr_request *request, const mr_request_spec *spec)
 {
     const size_t room = (size_t)spec->n_prompt + spec->params.max_tokens;
@@ -185,7 +203,6 @@ static mr_status fill(mr_request *request, const mr_request_spec *spec)
     request->usage.arrived_ns = spec->arrived_ns;
     mr_refs_init(&request->refs, 1);
     mr_inbox_node_init(&request->to_engine);
-    mr_inbox_node_init(&request->to_owner);
     MR_TRY(fill_prompt(request, spec));
     MR_TRY(fill_lists(request, spec));
 

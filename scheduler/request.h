@@ -44,6 +44,9 @@ typedef enum mr_finish {
     MR_FINISH_ERROR = 5,
 } mr_finish;
 
+/* "stop", "length" …, as logs and result files spell it. */
+const char *mr_finish_name(mr_finish finish);
+
 typedef struct mr_request_params {
     float temperature;
     float top_p;
@@ -113,6 +116,7 @@ typedef struct mr_request_usage {
     uint64_t scheduled_ns;   /* first step; 0: never */
     uint64_t first_token_ns; /* 0: none */
     uint64_t finished_ns;
+    mr_finish finish; /* of the choice that ended worst: the values are in that order */
 } mr_request_usage;
 
 typedef struct mr_request mr_request;
@@ -147,7 +151,6 @@ struct mr_request {
     mr_flag cancelled;
     mr_ring events; /* engine → consumer, mr_token_event */
     mr_inbox_node to_engine;
-    mr_inbox_node to_owner; /* for the sink's use */
 
     /* The engine's until the first event is visible, then the consumer's to read. Entry i is of
      * prompt token i; the first token has none, so entry 0 is void. */
@@ -160,6 +163,7 @@ struct mr_request {
     mr_request_usage usage;
     mr_error error; /* MR_OK after STOP, LENGTH and its own TIME_LIMIT; CANCELLED, DEADLINE_EXCEEDED
                        (the deadline) or the failure; one for all choices */
+    bool reader_lost; /* that failure: nobody read for slow_reader_timeout */
 
     struct mr_group *group; /* owns; the engine's to use */
 };
@@ -179,7 +183,8 @@ typedef struct mr_request_spec {
     uint64_t deadline_ns;
     mr_sink *sink;
     void *owner;
-    uint32_t ring_capacity; /* events; 0: the default, 256; raised to two a choice */
+    /* Events, at most MR_RING_MAX_CAPACITY; 0: the default, 256; raised to two a choice. */
+    uint32_t ring_capacity;
 } mr_request_spec;
 
 /* Gives a request with one reference. INVALID_ARGUMENT for a number or combination that the

@@ -98,7 +98,7 @@ static demand demand_of(const mr_scheduler *s, const mr_sequence *sequence, bool
     return d;
 }
 
-static void take(mr_scheduler *s, mr_sequence *sequence, uint32_t first_block, uint32_t count)
+void mr_scheduler_take(mr_scheduler *s, mr_sequence *sequence, uint32_t first_block, uint32_t count)
 {
     const uint32_t slot = s->free_slots[--s->n_free_slots];
     sequence->slot = slot;
@@ -125,9 +125,10 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
     if (s->n_free_slots < members || mr_block_pool_available(s->pool) < d.free) {
         return MR_ADMIT_LATER;
     }
-    take(s, sequence, 0, (uint32_t)d.first);
+    mr_scheduler_take(s, sequence, 0, (uint32_t)d.first);
     for (uint32_t i = 1; i < members; i++) {
-        take(s, &sequence[i], sequence->request->n_prompt / s->block_size, (uint32_t)d.further);
+        mr_scheduler_take(s, &sequence[i], sequence->request->n_prompt / s->block_size,
+                          (uint32_t)d.further);
     }
     if (sequence->group->beams != NULL) {
         sequence->group->beams->attached = false;
@@ -137,17 +138,6 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         sequence->request->usage.scheduled_ns = now_ns;
     }
     return MR_ADMITTED;
-}
-
-/* Ids come from clients: what could break a log line is shown as '_'. */
-static void printable_id(const char *id, char out[MR_REQUEST_ID_MAX + 1])
-{
-    size_t n = 0;
-    for (; id[n] != '\0'; n++) {
-        const bool plain = id[n] > ' ' && id[n] <= '~' && id[n] != '"' && id[n] != '\\';
-        out[n] = plain ? id[n] : '_';
-    }
-    out[n] = '\0';
 }
 
 static void preempt(mr_scheduler *s, mr_sequence *victim)
@@ -161,13 +151,13 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
     victim->request->usage.preemptions++;
     s->stats.preemptions++;
 
-    char id[MR_REQUEST_ID_MAX + 1];
-    printable_id(victim->request->id, id);
-    mr_log(MR_LOG_INFO, "scheduler", "preempted",
-           "request_id=\"%s\" choice=%u tokens_lost=%u preemptions=%u kv_blocks_before=%u "
-           "kv_blocks_after=%u kv_blocks_total=%u",
-           id, victim->choice, lost, victim->preemptions, before,
-           s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
+    char id[2 * MR_REQUEST_ID_MAX + 3];
+    mr_log_folded(MR_LOG_INFO, "scheduler", "preempted",
+                  "request_id=%s choice=%u tokens_lost=%u preemptions=%u kv_blocks_before=%u "
+                  "kv_blocks_after=%u kv_blocks_total=%u",
+                  mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice, lost,
+                  victim->preemptions, before, s->total_blocks - mr_block_pool_available(s->pool),
+                  s->total_blocks);
 }
 
 /* A paused one, which could not use its blocks now, else the newest that came after running[index].

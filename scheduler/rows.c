@@ -1,13 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "base/checked.h"
 #include "scheduler/internal.h"
 
 #include <math.h>
 #include <string.h>
-
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
 
 /* Prompt positions whose rows are still wanted are score_from() … n_prompt − 2: each scores the
  * token behind it. */
@@ -25,8 +21,8 @@ static uint32_t score_from(const mr_sequence *sequence)
 
 uint32_t mr_scheduler_chunk(const mr_scheduler *s, const mr_sequence *sequence, uint32_t limit)
 {
-    uint32_t count = min_u32(limit, s->tokens_left);
-    count = min_u32(count, sequence->n_tokens - sequence->n_computed);
+    uint32_t count = mr_min_u32(limit, s->tokens_left);
+    count = mr_min_u32(count, sequence->n_tokens - sequence->n_computed);
     if (scores(sequence)) {
         /* From there on every token has a row, also the prompt's last one. */
         const uint64_t end = (uint64_t)score_from(sequence) + s->rows_left;
@@ -67,7 +63,7 @@ static mr_row_params params_of(const mr_sequence *sequence, uint32_t position)
         .target = MR_NO_TARGET,
         .bias_count = request->n_bias,
         .history_len = penalties ? position : 0,
-        .prompt_len = penalties ? min_u32(position, request->n_prompt) : 0,
+        .prompt_len = penalties ? mr_min_u32(position, request->n_prompt) : 0,
         .n_top = wanted->logprobs ? wanted->top_logprobs : 0,
         .want_logprob = wanted->logprobs,
         .processed = wanted->logprobs_processed,
@@ -155,7 +151,7 @@ static uint32_t add_drawn_rows(mr_scheduler *s, const mr_sequence *sequence,
     if (group->beams != NULL) {
         search_params(group->beams, &params);
     } else if (group->n_generated == 0 && sequence->choice == 0) {
-        count = min_u32(group->n_sequences, s->rows_left);
+        count = mr_min_u32(group->n_sequences, s->rows_left);
     }
     for (uint32_t i = 0; i < count; i++) {
         params.choice = sequence->choice + i;

@@ -12,11 +12,6 @@
  * is touched only when they are sent. */
 #define MAX_HISTORY (UINT64_C(1) << 22)
 
-static uint32_t min_u32(uint32_t a, uint32_t b)
-{
-    return a < b ? a : b;
-}
-
 /* Of one list that a row carries. */
 static uint32_t max_bans(const mr_scheduler_options *options)
 {
@@ -36,7 +31,7 @@ static uint32_t max_history(const mr_scheduler_options *options, uint32_t seqs)
 void mr_scheduler_batch_limits(const mr_scheduler_options *options, uint32_t block_size,
                                mr_batch_limits *out)
 {
-    const uint32_t seqs = min_u32(options->max_batch_size, options->max_batch_tokens);
+    const uint32_t seqs = mr_min_u32(options->max_batch_size, options->max_batch_tokens);
     *out = (mr_batch_limits){
         .max_tokens = options->max_batch_tokens,
         .max_seqs = seqs,

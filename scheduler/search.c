@@ -285,16 +285,8 @@ static void push_nothing(mr_scheduler *s, mr_group *group, uint64_t now_ns)
 {
     mr_beams *beams = group->beams;
     const mr_finish finish = beams->pool[0].finish;
-    const mr_token_event event = {
-        .token = MR_NO_TOKEN,
-        .choice = (uint16_t)beams->choice++,
-        .finish = (uint8_t)finish,
-        .matched_stop = MR_NO_STOP,
-        .matched_token = MR_NO_TOKEN,
-        .text_bytes = UINT64_MAX,
-    };
     mr_scheduler_close(s, group, finish, 0, now_ns);
-    mr_scheduler_push(s, group, &event, NULL);
+    mr_scheduler_push_end(s, group, beams->choice++, finish);
 }
 
 /* Sum of what has gone out of the current choice. */

@@ -151,14 +151,25 @@ void mr_sequence_list_insert(mr_sequence_list *list, mr_sequence *sequence)
     list->count++;
 }
 
-void mr_sequence_list_keep(mr_sequence_list *list, mr_sequence_state state)
+/* Keeps those that are in `state`, or those that are not. */
+static void filter(mr_sequence_list *list, mr_sequence_state state, bool in_state)
 {
     uint32_t kept = 0;
     for (uint32_t i = 0; i < list->count; i++) {
         mr_sequence *sequence = list->items[i];
-        if (sequence->state == state) {
+        if ((sequence->state == state) == in_state) {
             list->items[kept++] = sequence;
         }
     }
     list->count = kept;
+}
+
+void mr_sequence_list_keep(mr_sequence_list *list, mr_sequence_state state)
+{
+    filter(list, state, true);
+}
+
+void mr_sequence_list_drop(mr_sequence_list *list, mr_sequence_state state)
+{
+    filter(list, state, false);
 }

@@ -67,7 +67,6 @@ struct mr_group {
     uint32_t n_generated;   /* tokens of all its sequences so far */
     uint32_t ring_space;    /* entries known to be free, those kept for last events included */
     uint64_t paused_ns;     /* since when the ring is full; MR_NEVER: it is not */
-    mr_finish finish;       /* the worst of its ended choices */
     uint64_t limit_ns;      /* when its time limit is over; MR_NEVER: none */
     bool penalties;         /* its rows need the history */
     bool live;              /* taken into the scheduler, and not at its end yet */
@@ -110,5 +109,7 @@ MR_MUST_USE mr_status mr_sequence_list_reserve(mr_sequence_list *list, uint32_t 
 void mr_sequence_list_insert(mr_sequence_list *list, mr_sequence *sequence);
 /* Drops those that are not in `state`. */
 void mr_sequence_list_keep(mr_sequence_list *list, mr_sequence_state state);
+/* Drops those that are. */
+void mr_sequence_list_drop(mr_sequence_list *list, mr_sequence_state state);
 
 #endif

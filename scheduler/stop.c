@@ -8,6 +8,7 @@
 #include "scheduler/stop.h"
 
 #include "base/checked.h"
+#include "scheduler/stop_internal.h"
 
 #include <stdlib.h>
 #include <string.h>

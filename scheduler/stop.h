@@ -35,7 +35,6 @@ MR_MUST_USE mr_status mr_stop_create(const mr_stop_string *strings, size_t count
                                      mr_error *err);
 void mr_stop_destroy(mr_stop *stop); /* NULL is fine */
 
-size_t mr_stop_count(const mr_stop *stop);
 /* The `index`-th string as given, borrowed until destroy. */
 mr_stop_string mr_stop_string_get(const mr_stop *stop, size_t index);
 

@@ -26,7 +26,7 @@ typedef struct slot {
     slot_state state;
     json_t *id;       /* owns */
     mr_local_run run; /* while RUNNING */
-    json_t *row;      /* owns, when DONE; NULL: memory was short */
+    json_t *rows;     /* owns, when DONE: a list; NULL: memory was short */
 } slot;
 
 typedef struct batch {
@@ -49,11 +49,34 @@ static slot *slot_at(const batch *b, uint32_t index)
     return &b->slots[(b->first + index) % b->window];
 }
 
-static void finish_slot(batch *b, slot *s, json_t *row, bool failed)
+static void finish_slot(batch *b, slot *s, json_t *rows, bool failed)
 {
-    s->row = row;
+    s->rows = rows;
     s->state = SLOT_DONE;
     b->summary->failed += failed ? 1 : 0;
+}
+
+/* A list of one; takes the reference. */
+static json_t *one_row(json_t *row)
+{
+    json_t *rows = json_array();
+    if (json_array_append_new(rows, row) != 0) {
+        json_decref(rows);
+        return NULL;
+    }
+    return rows;
+}
+
+static json_t *result_rows(json_t *id, const mr_local_run *run)
+{
+    json_t *rows = json_array();
+    for (uint32_t i = 0; i < run->n_results && rows != NULL; i++) {
+        if (json_array_append_new(rows, mr_jsonl_result_row(id, &run->results[i])) != 0) {
+            json_decref(rows);
+            rows = NULL;
+        }
+    }
+    return rows;
 }
 
 static void start_line(batch *b, slot *s, const char *text, size_t bytes)
@@ -67,7 +90,8 @@ static void start_line(batch *b, slot *s, const char *text, size_t bytes)
     if (status == MR_OK) {
         const mr_local_ask ask = {.prompt = request.prompt.data,
                                   .n_prompt = request.prompt.count,
-                                  .params = &request.params};
+                                  .params = &request.params,
+                                  .lists = &request.lists};
         status = mr_local_run_start(&s->run, b->runtime, &b->waiter, &ask, &err);
         if (status != MR_OK) {
             mr_local_run_deinit(&s->run);
@@ -79,7 +103,7 @@ static void start_line(batch *b, slot *s, const char *text, size_t bytes)
         b->running++;
     } else {
         (void)mr_fail_context(&err, "line %" PRIu64, b->lines.number);
-        finish_slot(b, s, mr_jsonl_error_row(s->id, &err), true);
+        finish_slot(b, s, one_row(mr_jsonl_error_row(s->id, &err)), true);
     }
 }
 
@@ -107,7 +131,7 @@ static bool take_lines(batch *b)
             mr_error err;
             (void)mr_fail(&err, MR_INVALID_ARGUMENT, "line %" PRIu64 " is longer than %zu bytes",
                           b->lines.number, MR_LINE_MAX_BYTES);
-            finish_slot(b, s, mr_jsonl_error_row(NULL, &err), true);
+            finish_slot(b, s, one_row(mr_jsonl_error_row(NULL, &err)), true);
         }
     }
     return false;
@@ -121,10 +145,9 @@ static mr_status take_news(batch *b, mr_error *err)
             continue;
         }
         MR_TRY(mr_local_run_take(&s->run, err));
-        const mr_result *result = &s->run.result;
-        if (result->finish != MR_FINISH_NONE) {
-            const bool failed = result->error.status != MR_OK;
-            finish_slot(b, s, mr_jsonl_result_row(s->id, result), failed);
+        if (s->run.ended) {
+            const bool failed = s->run.results[0].error.status != MR_OK;
+            finish_slot(b, s, result_rows(s->id, &s->run), failed);
             mr_local_run_deinit(&s->run);
             b->running--;
         }
@@ -132,17 +155,31 @@ static mr_status take_news(batch *b, mr_error *err)
     return MR_OK;
 }
 
+/* Takes the reference. */
+static mr_status write_line(batch *b, json_t *rows, mr_error *err)
+{
+    if (rows == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a result");
+    }
+    mr_status status = MR_OK;
+    for (size_t i = 0; i < json_array_size(rows) && status == MR_OK; i++) {
+        status = mr_jsonl_write(b->output, json_incref(json_array_get(rows, i)), err);
+    }
+    json_decref(rows);
+    return status;
+}
+
 static mr_status write_rows(batch *b, mr_error *err)
 {
     bool wrote = false;
     while (b->used > 0 && slot_at(b, 0)->state == SLOT_DONE) {
         slot *s = slot_at(b, 0);
-        json_t *row = s->row;
+        json_t *rows = s->rows;
         json_decref(s->id);
         *s = (slot){0};
         b->first = (b->first + 1) % b->window;
         b->used--;
-        MR_TRY(mr_jsonl_write(b->output, row, err));
+        MR_TRY(write_line(b, rows, err));
         wrote = true;
     }
     if (wrote && fflush(b->output) != 0) {
@@ -182,7 +219,7 @@ static void clean_up(batch *b)
             mr_local_run_deinit(&s->run);
         }
         json_decref(s->id);
-        json_decref(s->row);
+        json_decref(s->rows);
     }
     free(b->slots);
     mr_lines_deinit(&b->lines);

@@ -33,11 +33,17 @@ static void link_out(mr_call *call)
     }
 }
 
-static void free_call(mr_call *call)
+void mr_call_drop_payload(mr_call *call)
 {
     if (call->payload != NULL) {
         grpc_byte_buffer_destroy(call->payload);
+        call->payload = NULL;
     }
+}
+
+static void free_call(mr_call *call)
+{
+    mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
     grpc_call_details_destroy(&call->details);
     if (call->call != NULL) {
@@ -65,7 +71,7 @@ void mr_call_release(mr_call *call)
     free_call(call);
 }
 
-bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, void *registered)
+bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, size_t slot)
 {
     mr_call *call = mr_calloc(1, sizeof(*call));
     if (call == NULL) {
@@ -73,7 +79,7 @@ bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, void *regi
     }
     call->queue = queue;
     call->method = method;
-    call->registered = registered;
+    call->slot = slot;
     grpc_metadata_array_init(&call->metadata);
     grpc_call_details_init(&call->details);
     call->new_tag = (mr_rpc_tag){MR_RPC_NEW, call};
@@ -83,6 +89,7 @@ bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, void *regi
     call->finished_tag = (mr_rpc_tag){MR_RPC_FINISHED, call};
 
     grpc_server *grpc = queue->server->grpc;
+    void *registered = queue->server->registered[slot];
     const grpc_call_error status =
         method->path == NULL
             ? grpc_server_request_call(grpc, &call->call, &call->details, &call->metadata,
@@ -159,10 +166,7 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
 void mr_call_receive(mr_call *call)
 {
     MR_CHECK(!call->finished);
-    if (call->payload != NULL) {
-        grpc_byte_buffer_destroy(call->payload);
-        call->payload = NULL;
-    }
+    mr_call_drop_payload(call);
     grpc_op op;
     memset(&op, 0, sizeof(op));
     op.op = GRPC_OP_RECV_MESSAGE;
@@ -182,7 +186,8 @@ static void on_new(mr_call *call, bool ok)
         free_call(call); /* the server shuts down: no call came */
         return;
     }
-    (void)mr_call_expect(call->queue, call->method, call->registered);
+    call->queue->missing[call->slot]++;
+    call->queue->n_missing++;
     call->refs = 1;
     link_in(call);
     /* First of all, so that a client that leaves is noticed whatever the method does. */
@@ -202,7 +207,8 @@ void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok)
         return;
     }
     if (event == MR_RPC_CLOSED) {
-        if (call->client_cancelled != 0 && call->method->cancelled != NULL) {
+        call->gone = call->client_cancelled != 0;
+        if (call->gone && call->method->cancelled != NULL) {
             call->method->cancelled(call);
         }
     } else if (event == MR_RPC_SENT) {

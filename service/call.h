@@ -16,15 +16,16 @@
 struct mr_call {
     mr_rpc_queue *queue;
     const mr_rpc_method *method;
-    void *registered; /* gRPC's handle of the method; NULL for mr_rpc_other */
-    grpc_call *call;  /* owns; NULL until it arrives */
+    size_t slot;     /* the method's place in the queue's `missing` */
+    grpc_call *call; /* owns; NULL until it arrives */
     gpr_timespec deadline;
     grpc_metadata_array metadata;
     grpc_call_details details; /* mr_rpc_other only */
     grpc_byte_buffer *payload; /* owns, the last message; NULL if the client sent none or went away,
                                   and for mr_rpc_other */
-    int client_cancelled;      /* gRPC writes it before MR_RPC_CLOSED */
+    int client_cancelled;      /* gRPC writes it, at any time before MR_RPC_CLOSED: see `gone` */
     uint32_t refs;
+    bool gone;         /* the client cancelled, left, or ran out of time */
     bool sent_initial; /* metadata */
     bool sending;      /* a message is on its way: one at a time */
     bool finished;     /* the status is given */
@@ -33,9 +34,9 @@ struct mr_call {
     void *state;                 /* the method's */
 };
 
-/* Lets gRPC hand a call of this method to the queue. False when gRPC refuses (shutting down) or
- * memory is short. Also before the thread runs. */
-bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, void *registered);
+/* Lets gRPC hand a call of this method, whose place in the method table is `slot`, to the queue.
+ * False when gRPC refuses (shutting down) or memory is short. */
+bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, size_t slot);
 
 /* What the queue's thread got back. */
 void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok);
@@ -46,6 +47,8 @@ void mr_call_send(mr_call *call, const ProtobufCMessage *message);
  * Errors carry their retry time as trailer and as google.rpc.RetryInfo. */
 void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error *err);
 
+/* Once it is read: a call can live for long. */
+void mr_call_drop_payload(mr_call *call);
 /* Drops the payload and waits for the client's next message; `received` follows. Not while waiting
  * for one already, nor once finished. */
 void mr_call_receive(mr_call *call);

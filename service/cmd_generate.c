@@ -21,6 +21,7 @@ typedef struct generate_options {
     bool json;
     bool jsonl;
     mr_generation_ask ask;
+    mr_cli_texts stops;
     mr_cli_texts operands;
 } generate_options;
 
@@ -77,10 +78,10 @@ static mr_status run_request(mr_runtime *runtime, const mr_local_ask *ask, mr_lo
     if (status == MR_OK) {
         status = mr_local_run_start(run, runtime, &waiter, ask, err);
     }
-    while (status == MR_OK && run->result.finish == MR_FINISH_NONE) {
+    while (status == MR_OK && !run->ended) {
         (void)mr_waiter_wait(&waiter, -1);
         status = mr_local_run_take(run, err);
-        print_news(p, &run->result);
+        print_news(p, &run->results[0]);
     }
     if (status != MR_OK && run->request != NULL) {
         mr_engine_cancel(mr_runtime_engine(runtime), run->request);
@@ -92,6 +93,17 @@ static mr_status run_request(mr_runtime *runtime, const mr_local_ask *ask, mr_lo
     return status;
 }
 
+static mr_status list_stops(const generate_options *options, mr_generation_lists *lists,
+                            mr_error *err)
+{
+    for (size_t i = 0; i < options->ask.n_stops; i++) {
+        if (mr_generation_lists_stop(lists, options->ask.stops[i]) != MR_OK) {
+            return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the stop strings");
+        }
+    }
+    return mr_generation_lists_make_stop(lists, err);
+}
+
 static int generate_on(mr_runtime *runtime, const generate_options *options, mr_bytes prompt,
                        mr_request_params *params)
 {
@@ -99,7 +111,14 @@ static int generate_on(mr_runtime *runtime, const generate_options *options, mr_
     mr_error err = {0};
     mr_ids ids = {0};
     mr_local_run run = {0};
+    mr_generation_lists lists = {0};
     mr_status status = encode_prompt(options, model, prompt, &ids, &err);
+    if (status == MR_OK) {
+        status = mr_generation_check_model(&options->ask, MR_SURFACE_CLI, model, &err);
+    }
+    if (status == MR_OK) {
+        status = list_stops(options, &lists, &err);
+    }
     if (status == MR_OK) {
         status = mr_generation_check_prompt(
             ids.data, ids.count, mr_model_config_get(model)->vocab_size,
@@ -107,12 +126,14 @@ static int generate_on(mr_runtime *runtime, const generate_options *options, mr_
     }
     if (status == MR_OK) {
         printer p = {.quiet = options->json};
-        const mr_local_ask ask = {.prompt = ids.data, .n_prompt = ids.count, .params = params};
+        const mr_local_ask ask = {
+            .prompt = ids.data, .n_prompt = ids.count, .params = params, .lists = &lists};
         status = run_request(runtime, &ask, &run, &p, &err);
     }
     const int result =
-        status == MR_OK ? finish(options, &run.result) : mr_cli_fail(MR_EXIT_FAILED, &err);
+        status == MR_OK ? finish(options, &run.results[0]) : mr_cli_fail(MR_EXIT_FAILED, &err);
     mr_local_run_deinit(&run);
+    mr_generation_lists_deinit(&lists);
     mr_ids_deinit(&ids);
     return result;
 }
@@ -247,7 +268,7 @@ static const char *find_conflict(const generate_options *o)
     }
     const mr_generation_ask *ask = &o->ask;
     const bool asks = ask->has_max_tokens || ask->has_temperature || ask->has_top_p ||
-                      ask->has_top_k || ask->has_min_p || ask->has_seed;
+                      ask->has_top_k || ask->has_min_p || ask->has_seed || ask->n_stops > 0;
     if (o->jsonl && (asks || o->chat || o->json || o->operands.count > 0)) {
         return "generate: with --jsonl, prompts and their options come from the lines of the "
                "standard input";
@@ -279,6 +300,8 @@ int mr_cmd_generate(int argc, char **argv)
          "likely as the likeliest (default 0)"},
         {"seed", MR_CLI_COUNT, &ask->seed, &ask->has_seed, "N",
          "the same seed gives the same text (default: a random one)"},
+        {"stop", MR_CLI_TEXTS, &o.stops, NULL, "TEXT",
+         "end before TEXT; may be given again and again"},
         {"json", MR_CLI_FLAG, &o.json, NULL, NULL, "one JSON object instead of text"},
         {"jsonl", MR_CLI_FLAG, &o.jsonl, NULL, NULL,
          "a batch: requests from standard input, results in their order"},
@@ -312,6 +335,12 @@ int mr_cmd_generate(int argc, char **argv)
     if (o.server != NULL && !mr_address_valid(o.server)) {
         return mr_cli_fail_server(o.server);
     }
+    mr_stop_string stops[MR_CLI_MAX_LIST];
+    for (size_t i = 0; i < o.stops.count; i++) {
+        stops[i] = (mr_stop_string){o.stops.items[i], strlen(o.stops.items[i])};
+    }
+    ask->stops = stops;
+    ask->n_stops = o.stops.count;
     const char *conflict = find_conflict(&o);
     if (conflict != NULL) {
         return mr_cli_fail_usage("%s", conflict);

@@ -1,20 +1,32 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/buffer.h"
 #include "base/clock.h"
+#include "base/event.h"
 #include "base/log.h"
 #include "service/commands.h"
 #include "service/metrics_http.h"
 #include "service/server.h"
 
 #include <inttypes.h>
+#include <pthread.h>
 #include <signal.h>
+#include <stdbool.h>
 #include <string.h>
+#include <unistd.h>
 
 #define DEFAULT_LISTEN   "127.0.0.1:8001"
 #define SHUTDOWN_WAIT_MS 30000u
 
-/* Signals are blocked before there is any thread, and waited for when the server runs: one that
- * comes while the model loads is not lost. */
+/* What the thread that waits for signals shares with the one that loads and serves. */
+typedef struct shutdown_watch {
+    sigset_t signals;
+    mr_server *server;
+    mr_event asked;
+    pthread_mutex_t mutex; /* held while the process ends before the model is loaded */
+    bool loaded;
+} shutdown_watch;
+
+/* Signals are blocked before there is any thread, and waited for by one: none is lost. */
 static void block_signals(sigset_t *set)
 {
     sigemptyset(set);
@@ -55,15 +67,54 @@ static void log_ready(const mr_runtime *runtime, const char *listen, int port, u
            (uint64_t)(load_ns / MR_NS_PER_MS));
 }
 
-/* Waits for the first signal; the next one has its default effect and ends the process at once. */
-static void wait_for_signal(const sigset_t *set)
+/* Loading cannot be interrupted, and nothing depends on its end: calls get their status, then the
+ * process goes. */
+static void leave_if_loading(shutdown_watch *watch)
 {
-    int number = 0;
-    while (sigwait(set, &number) != 0) {
+    pthread_mutex_lock(&watch->mutex);
+    if (!watch->loaded) {
+        mr_server_shutdown(watch->server, SHUTDOWN_WAIT_MS);
+        mr_log_flush();
+        _exit(MR_EXIT_OK);
     }
-    pthread_sigmask(SIG_UNBLOCK, set, NULL);
+    pthread_mutex_unlock(&watch->mutex);
+}
+
+/* Takes the first signal; the next one has its default effect and ends the process at once. */
+static void *watch_signals(void *arg)
+{
+    shutdown_watch *watch = arg;
+    int number = 0;
+    while (sigwait(&watch->signals, &number) != 0) {
+    }
+    pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
     mr_log(MR_LOG_INFO, "serve", "shutting down", "signal=%s wait_ms=%u",
            number == SIGTERM ? "SIGTERM" : "SIGINT", SHUTDOWN_WAIT_MS);
+    leave_if_loading(watch);
+    mr_event_set(&watch->asked);
+    (void)pause(); /* for the next one to end the process: the other threads block it */
+    return NULL;
+}
+
+/* The watch lasts as long as the process. */
+static mr_status start_watch(shutdown_watch *watch, mr_error *err)
+{
+    mr_event_init(&watch->asked);
+    pthread_mutex_init(&watch->mutex, NULL);
+    pthread_t thread;
+    if (pthread_create(&thread, NULL, watch_signals, watch) != 0) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "the system gave no thread to wait for signals");
+    }
+    pthread_detach(thread);
+    return MR_OK;
+}
+
+/* Does not return if the process is ending already. */
+static void set_loaded(shutdown_watch *watch)
+{
+    pthread_mutex_lock(&watch->mutex);
+    watch->loaded = true;
+    pthread_mutex_unlock(&watch->mutex);
 }
 
 typedef struct addresses {
@@ -71,21 +122,23 @@ typedef struct addresses {
     const char *metrics; /* NULL: no listener */
 } addresses;
 
-static int serve(mr_server *server, mr_metrics_http *http, const char *listen, const char *path,
-                 mr_config *config, const sigset_t *signals)
+static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *listen, const char *path,
+                 mr_config *config)
 {
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t started = mr_clock_now(&clock);
+    mr_server *server = watch->server;
     const int port = mr_server_port(server);
 
     mr_runtime_options options = {.model_path = path, .with_engine = true};
     mr_runtime *runtime = NULL;
     const int status = mr_command_open_runtime(config, &options, &runtime);
+    set_loaded(watch);
     if (status == MR_EXIT_OK) {
         log_configuration(runtime);
         mr_server_set_runtime(server, runtime);
         log_ready(runtime, listen, port, mr_clock_now(&clock) - started);
-        wait_for_signal(signals);
+        (void)mr_event_wait(&watch->asked, MR_NEVER);
     }
     mr_server_shutdown(server, SHUTDOWN_WAIT_MS);
     mr_metrics_http_stop(http);
@@ -127,8 +180,8 @@ static mr_status start_listening(const addresses *where, const mr_config *config
 
 int mr_cmd_serve(int argc, char **argv)
 {
-    sigset_t signals;
-    block_signals(&signals);
+    static shutdown_watch watch; /* its thread outlasts this function */
+    block_signals(&watch.signals);
 
     mr_cli_model model = {0};
     addresses where = {.listen = DEFAULT_LISTEN};
@@ -173,11 +226,15 @@ int mr_cmd_serve(int argc, char **argv)
     if (mr_cli_load_config(&model, &config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    mr_server *server = NULL;
     mr_metrics_http *http = NULL;
-    if (start_listening(&where, &config, &server, &http, &err) != MR_OK) {
+    if (start_listening(&where, &config, &watch.server, &http, &err) != MR_OK) {
         return mr_cli_fail(err.status == MR_INVALID_ARGUMENT ? MR_EXIT_USAGE : MR_EXIT_FAILED,
                            &err);
     }
-    return serve(server, http, where.listen, model.path, &config, &signals);
+    if (start_watch(&watch, &err) != MR_OK) {
+        mr_metrics_http_stop(http);
+        mr_server_destroy(watch.server);
+        return mr_cli_fail(MR_EXIT_FAILED, &err);
+    }
+    return serve(&watch, http, where.listen, model.path, &config);
 }

@@ -258,6 +258,29 @@ int mr_config_key_index(const char *name)
     return key == NULL ? -1 : (int)(key - keys);
 }
 
+static bool lies_below(const char *name, const char *section)
+{
+    const size_t length = strlen(section);
+    return strncmp(name, section, length) == 0 && name[length] == '.';
+}
+
+bool mr_config_has_below(const char *name)
+{
+    for (size_t i = 0; i < KEY_COUNT; i++) {
+        if (lies_below(keys[i].name, name)) {
+            return true;
+        }
+    }
+    size_t count;
+    const mr_unsupported *rows = mr_unsupported_table(&count);
+    for (size_t i = 0; i < count; i++) {
+        if (rows[i].surface == MR_SURFACE_CONFIG && lies_below(rows[i].name, name)) {
+            return true;
+        }
+    }
+    return mr_unsupported_find(MR_SURFACE_CONFIG, name) != NULL; /* also of rows "x.*" */
+}
+
 mr_status mr_config_set_key(mr_config *config, const char *name, const char *value, mr_error *err)
 {
     const config_key *key = find_key(name);

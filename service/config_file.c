@@ -11,11 +11,14 @@
 #define FILE_MAX_BYTES (1u << 20)
 #define DEPTH_MAX      8
 #define PATH_BYTES     128
+/* Aliases let a short file spell an endless one. */
+#define ENTRIES_MAX 4096
 
 typedef struct reader {
     mr_config *config;
     yaml_document_t document;
-    uint64_t seen; /* keys given so far, a bit each */
+    uint64_t seen;    /* keys given so far, a bit each */
+    uint32_t entries; /* of mappings, read so far */
     mr_error *err;
 } reader;
 
@@ -79,6 +82,22 @@ static mr_status read_sequence(reader *r, const char *path, const yaml_node_t *n
     return status;
 }
 
+static mr_status read_mapping(reader *r, const char *path, const yaml_node_t *node, int depth);
+
+/* A mapping is known where a key, of this build or refused, lies below it. */
+static mr_status read_section(reader *r, const char *path, const yaml_node_t *node, int depth)
+{
+    if (mr_config_key_index(path) >= 0) {
+        return fail_at(r, node, path, "is a mapping: it takes one value");
+    }
+    if (!mr_config_has_below(path)) {
+        const mr_status status = mr_config_set_key(r->config, path, "", r->err);
+        (void)mr_fail_context(r->err, "line %zu", line_of(node));
+        return status;
+    }
+    return read_mapping(r, path, node, depth);
+}
+
 static mr_status read_mapping(reader *r, const char *path, const yaml_node_t *node, int depth)
 {
     if (depth > DEPTH_MAX) {
@@ -89,6 +108,9 @@ static mr_status read_mapping(reader *r, const char *path, const yaml_node_t *no
         const yaml_node_t *key = yaml_document_get_node(&r->document, pair->key);
         const yaml_node_t *value = yaml_document_get_node(&r->document, pair->value);
         char below[PATH_BYTES];
+        if (++r->entries > ENTRIES_MAX) {
+            return fail_at(r, node, path, "makes the file too long, aliases written out");
+        }
         if (key == NULL || value == NULL || key->type != YAML_SCALAR_NODE ||
             !join_path(below, path, key)) {
             return fail_at(r, node, path, "has a key that is no name of a setting");
@@ -97,10 +119,8 @@ static mr_status read_mapping(reader *r, const char *path, const yaml_node_t *no
             MR_TRY(read_scalar(r, below, value));
         } else if (value->type == YAML_SEQUENCE_NODE) {
             MR_TRY(read_sequence(r, below, value));
-        } else if (mr_config_key_index(below) >= 0) {
-            return fail_at(r, value, below, "is a mapping: it takes one value");
         } else {
-            MR_TRY(read_mapping(r, below, value, depth + 1));
+            MR_TRY(read_section(r, below, value, depth + 1));
         }
     }
     return MR_OK;

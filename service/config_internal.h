@@ -12,6 +12,8 @@ MR_MUST_USE mr_status mr_config_set_key(mr_config *config, const char *name, con
                                         mr_error *err);
 /* Below MR_CONFIG_MAX_KEYS; -1: no key of this build. */
 int mr_config_key_index(const char *name);
+/* Whether names below `name` are keys of this build, or known and refused. */
+bool mr_config_has_below(const char *name);
 MR_MUST_USE mr_status mr_config_apply_environment(mr_config *config, mr_error *err);
 
 /* What there is to say about a key. */

@@ -36,7 +36,8 @@ static mr_status take_chunk(mr_result *result, const Millrace__V1__Chunk *chunk)
     if (chunk->_matched_stop_token_case != MILLRACE__V1__CHUNK___MATCHED_STOP_TOKEN__NOT_SET) {
         result->matched_token = chunk->matched_stop_token;
     }
-    return MR_OK;
+    return mr_buffer_append(&result->matched_stop, chunk->matched_stop.data,
+                            chunk->matched_stop.len);
 }
 
 static bool on_response(void *ctx, const Millrace__V1__GenerateResponse *response)
@@ -77,6 +78,21 @@ static void fill_sampling(const mr_generation_ask *ask, Millrace__V1__Sampling *
     }
 }
 
+static void fill_stopping(const mr_generation_ask *ask, ProtobufCBinaryData *strings,
+                          Millrace__V1__Stopping *stopping)
+{
+    if (ask->has_max_tokens) {
+        stopping->_max_tokens_case = MILLRACE__V1__STOPPING___MAX_TOKENS_MAX_TOKENS;
+        stopping->max_tokens = (uint32_t)ask->max_tokens;
+    }
+    for (size_t i = 0; i < ask->n_stops; i++) {
+        strings[i] = (ProtobufCBinaryData){.len = ask->stops[i].bytes,
+                                           .data = (uint8_t *)(uintptr_t)ask->stops[i].data};
+    }
+    stopping->n_strings = ask->n_stops;
+    stopping->strings = strings;
+}
+
 mr_status mr_generate_remote(const mr_remote_ask *ask, mr_result_fn news, void *ctx,
                              mr_result *result, mr_error *err)
 {
@@ -86,10 +102,8 @@ mr_status mr_generate_remote(const mr_remote_ask *ask, mr_result_fn news, void *
     fill_sampling(ask->generation, &sampling);
     Millrace__V1__Stopping stopping;
     millrace__v1__stopping__init(&stopping);
-    if (ask->generation->has_max_tokens) {
-        stopping._max_tokens_case = MILLRACE__V1__STOPPING___MAX_TOKENS_MAX_TOKENS;
-        stopping.max_tokens = (uint32_t)ask->generation->max_tokens;
-    }
+    ProtobufCBinaryData stops[MR_MAX_STOP_STRINGS];
+    fill_stopping(ask->generation, stops, &stopping);
     ProtobufCBinaryData prompt = {ask->prompt.size, (uint8_t *)(uintptr_t)ask->prompt.data};
     Millrace__V1__Message message;
     millrace__v1__message__init(&message);

@@ -1,15 +1,21 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/generation.h"
 
+#include "base/checked.h"
+#include "base/clock.h"
+#include "base/utf8.h"
 #include "kernels/batch.h"
 
 #include <float.h>
 #include <inttypes.h>
+#include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
 
 #define DEFAULT_MAX_TOKENS 256u
 #define SEED_LIMIT         (UINT64_C(1) << 53) /* so that a JSON number holds every seed */
+#define MAX_BIAS           100.0f
+#define MAX_LENGTH_PENALTY 10.0f
 
 typedef enum field_id {
     FIELD_TEMPERATURE,
@@ -23,6 +29,13 @@ typedef enum field_id {
     FIELD_MAX_TOKENS,
     FIELD_MIN_TOKENS,
     FIELD_TOP_LOGPROBS,
+    FIELD_N,
+    FIELD_BEAM_WIDTH,
+    FIELD_LENGTH_PENALTY,
+    FIELD_LOGIT_BIAS,
+    FIELD_STOP,
+    FIELD_STOP_TOKENS,
+    FIELD_TIME_LIMIT,
 } field_id;
 
 /* A field's name on the surfaces: path in the proto, name in JSON lines, option. */
@@ -45,6 +58,13 @@ static const struct {
     [FIELD_MAX_TOKENS] = {"stopping.max_tokens", "max_tokens", "--max-tokens"},
     [FIELD_MIN_TOKENS] = {"stopping.min_tokens", "min_tokens", "--min-tokens"},
     [FIELD_TOP_LOGPROBS] = {"output.top_logprobs", "logprobs", "--logprobs"},
+    [FIELD_N] = {"sampling.n", "n", "--n"},
+    [FIELD_BEAM_WIDTH] = {"sampling.beam_width", "beam_width", "--beam-width"},
+    [FIELD_LENGTH_PENALTY] = {"sampling.length_penalty", "length_penalty", "--length-penalty"},
+    [FIELD_LOGIT_BIAS] = {"sampling.logit_bias", "logit_bias", "--logit-bias"},
+    [FIELD_STOP] = {"stopping.strings", "stop", "--stop"},
+    [FIELD_STOP_TOKENS] = {"stopping.token_ids", "stop_token_ids", "--stop-token-ids"},
+    [FIELD_TIME_LIMIT] = {"stopping.time_limit_ms", "time_limit_ms", "--time-limit-ms"},
 };
 
 static const char *field_name(field_id id, mr_surface surface)
@@ -135,6 +155,124 @@ static mr_status check_lengths(const check *c, const mr_generation_ask *ask, mr_
     out->max_tokens = (uint32_t)max_tokens;
     out->min_tokens = (uint32_t)ask->min_tokens;
     out->ignore_eos = ask->ignore_eos;
+    MR_TRY(check_count(c, FIELD_TIME_LIMIT, ask->time_limit_ms, 0, UINT32_MAX));
+    out->time_limit_ns = ask->time_limit_ms * MR_NS_PER_MS;
+    return MR_OK;
+}
+
+static mr_status check_choices(const check *c, const mr_generation_ask *ask, mr_request_params *out)
+{
+    const uint64_t n = ask->has_n ? ask->n : 1;
+    MR_TRY(check_count(c, FIELD_N, n, 1, MR_MAX_CHOICES));
+    const uint64_t width = ask->has_beam_width ? ask->beam_width : 1;
+    MR_TRY(check_count(c, FIELD_BEAM_WIDTH, width, 1, MR_MAX_BEAMS));
+    out->length_penalty = ask->has_length_penalty ? ask->length_penalty : 1.0f;
+    if (!(out->length_penalty >= -MAX_LENGTH_PENALTY &&
+          out->length_penalty <= MAX_LENGTH_PENALTY)) {
+        return refuse_float(c, FIELD_LENGTH_PENALTY, out->length_penalty, "from -10 to 10");
+    }
+    if (width > 1 && n > width) {
+        const char *name = field_name(FIELD_N, c->surface);
+        return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                             "%s is %" PRIu64 " and %s %" PRIu64
+                             ": a search gives at most as many choices as it has beams",
+                             name, n, field_name(FIELD_BEAM_WIDTH, c->surface), width);
+    }
+    if (width > 1 && ask->top_logprobs > 0) {
+        const char *name = field_name(FIELD_TOP_LOGPROBS, c->surface);
+        return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                             "%s is %" PRIu64 ": beam search gives no alternatives; set it to 0",
+                             name, ask->top_logprobs);
+    }
+    out->n = (uint32_t)n;
+    out->beam_width = (uint32_t)width;
+    return MR_OK;
+}
+
+static mr_status check_list(const check *c, field_id id, size_t count, size_t limit)
+{
+    if (count <= limit) {
+        return MR_OK;
+    }
+    const char *name = field_name(id, c->surface);
+    return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                         "%s has %zu entries: at most %zu are possible", name, count, limit);
+}
+
+static int compare_ids(const void *a, const void *b)
+{
+    const uint32_t x = *(const uint32_t *)a;
+    const uint32_t y = *(const uint32_t *)b;
+    return (x > y) - (x < y);
+}
+
+static mr_status check_bias(const check *c, const mr_generation_ask *ask)
+{
+    MR_TRY(check_list(c, FIELD_LOGIT_BIAS, ask->n_bias, MR_MAX_LOGIT_BIAS));
+    const char *name = field_name(FIELD_LOGIT_BIAS, c->surface);
+    for (size_t i = 0; i < ask->n_bias; i++) {
+        const float value = ask->bias_values[i];
+        if (!(value >= -MAX_BIAS && value <= MAX_BIAS)) {
+            return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                                 "%s of token %" PRIu32 " is %g: it must be from -100 to 100", name,
+                                 ask->bias_tokens[i], (double)value);
+        }
+    }
+    uint32_t sorted[MR_MAX_LOGIT_BIAS];
+    if (ask->n_bias > 0) {
+        memcpy(sorted, ask->bias_tokens, ask->n_bias * sizeof(sorted[0]));
+        qsort(sorted, ask->n_bias, sizeof(sorted[0]), compare_ids);
+    }
+    for (size_t i = 1; i < ask->n_bias; i++) {
+        if (sorted[i] == sorted[i - 1]) {
+            return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                                 "%s names token %" PRIu32 " twice: give each token once", name,
+                                 sorted[i]);
+        }
+    }
+    return MR_OK;
+}
+
+static mr_status check_stop_strings(const check *c, const mr_generation_ask *ask)
+{
+    MR_TRY(check_list(c, FIELD_STOP, ask->n_stops, MR_MAX_STOP_STRINGS));
+    const char *name = field_name(FIELD_STOP, c->surface);
+    size_t total = 0;
+    for (size_t i = 0; i < ask->n_stops; i++) {
+        const mr_stop_string *stop = &ask->stops[i];
+        size_t bad;
+        if (stop->bytes == 0) {
+            return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                                 "%s: entry %zu is empty; it would end everything at once", name,
+                                 i);
+        }
+        if (!mr_utf8_valid(stop->data, stop->bytes, &bad)) {
+            return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                                 "%s: entry %zu is not UTF-8 at byte %zu", name, i, bad);
+        }
+        /* Their number is small and each fits into a message, so the sum cannot wrap. */
+        total += stop->bytes;
+    }
+    if (total > MR_MAX_STOP_BYTES) {
+        return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                             "%s: the strings have %zu bytes together, at most %u are possible",
+                             name, total, MR_MAX_STOP_BYTES);
+    }
+    if (ask->n_stops > 0 && ask->skip_text) {
+        return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                             "%s cannot be found without text: leave out output.skip_text, or use "
+                             "%s",
+                             name, field_name(FIELD_STOP_TOKENS, c->surface));
+    }
+    return MR_OK;
+}
+
+static mr_status check_stops(const check *c, const mr_generation_ask *ask, mr_request_params *out)
+{
+    MR_TRY(check_stop_strings(c, ask));
+    MR_TRY(check_list(c, FIELD_STOP_TOKENS, ask->n_stop_tokens, MR_MAX_STOP_TOKENS));
+    out->include_stop_in_text = ask->include_stop_in_text;
+    out->keep_special_tokens = ask->keep_special_tokens;
     return MR_OK;
 }
 
@@ -142,7 +280,7 @@ static mr_status check_logprobs(const check *c, const mr_generation_ask *ask,
                                 mr_request_params *out)
 {
     MR_TRY(check_count(c, FIELD_TOP_LOGPROBS, ask->top_logprobs, 0, MR_MAX_TOP_LOGPROBS));
-    if (ask->top_logprobs > 0 && !ask->logprobs) {
+    if (ask->top_logprobs > 0 && !ask->logprobs && !ask->prompt_logprobs) {
         const char *name = field_name(FIELD_TOP_LOGPROBS, c->surface);
         return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
                              "%s needs output.logprobs: set it, or leave %s out", name, name);
@@ -150,6 +288,7 @@ static mr_status check_logprobs(const check *c, const mr_generation_ask *ask,
     out->logprobs = ask->logprobs;
     out->top_logprobs = (uint8_t)ask->top_logprobs;
     out->logprobs_processed = ask->logprobs_processed;
+    out->prompt_logprobs = ask->prompt_logprobs;
     return MR_OK;
 }
 
@@ -171,12 +310,98 @@ mr_status mr_generation_check(const mr_generation_ask *ask, mr_surface surface,
     MR_TRY(check_penalties(&c, ask, out));
     MR_TRY(check_lengths(&c, ask, out));
     MR_TRY(check_logprobs(&c, ask, out));
+    MR_TRY(check_choices(&c, ask, out));
+    MR_TRY(check_bias(&c, ask));
+    MR_TRY(check_stops(&c, ask, out));
     if (!ask->has_seed) {
         return draw_seed(&out->seed, err);
     }
     MR_TRY(check_count(&c, FIELD_SEED, ask->seed, 0, SEED_LIMIT - 1));
     out->seed = ask->seed;
     return MR_OK;
+}
+
+static mr_status check_vocabulary(const check *c, field_id id, const uint32_t *ids, size_t count,
+                                  uint32_t vocab_size)
+{
+    const char *name = field_name(id, c->surface);
+    for (size_t i = 0; i < count; i++) {
+        if (ids[i] >= vocab_size) {
+            return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                                 "%s: token %" PRIu32 " is none, the vocabulary ends at %" PRIu32,
+                                 name, ids[i], vocab_size - 1);
+        }
+    }
+    return MR_OK;
+}
+
+mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface surface,
+                                    const mr_model *model, mr_error *err)
+{
+    const check c = {.surface = surface, .err = err};
+    const uint32_t vocab_size = mr_model_config_get(model)->vocab_size;
+    MR_TRY(check_vocabulary(&c, FIELD_LOGIT_BIAS, ask->bias_tokens, ask->n_bias, vocab_size));
+    MR_TRY(
+        check_vocabulary(&c, FIELD_STOP_TOKENS, ask->stop_tokens, ask->n_stop_tokens, vocab_size));
+    if (ask->n_stops > 0 && mr_model_tokenizer(model) == NULL) {
+        const char *name = field_name(FIELD_STOP, surface);
+        return mr_fail_field(err, MR_FAILED_PRECONDITION, name,
+                             "%s: the model has no tokenizer, so it gives no text; use %s", name,
+                             field_name(FIELD_STOP_TOKENS, surface));
+    }
+    return MR_OK;
+}
+
+void mr_generation_lists_deinit(mr_generation_lists *lists)
+{
+    mr_ids_deinit(&lists->bias_tokens);
+    mr_buffer_deinit(&lists->bias_values);
+    mr_ids_deinit(&lists->stop_tokens);
+    mr_buffer_deinit(&lists->stop_strings);
+    mr_stop_destroy(lists->stop);
+    lists->stop = NULL;
+}
+
+mr_status mr_generation_lists_bias(mr_generation_lists *lists, uint32_t token, float value)
+{
+    MR_TRY(mr_ids_push(&lists->bias_tokens, token));
+    return mr_buffer_append(&lists->bias_values, &value, sizeof(value));
+}
+
+mr_status mr_generation_lists_stop(mr_generation_lists *lists, mr_stop_string string)
+{
+    return mr_buffer_append(&lists->stop_strings, &string, sizeof(string));
+}
+
+void mr_generation_lists_view(const mr_generation_lists *lists, mr_generation_ask *ask)
+{
+    ask->bias_tokens = lists->bias_tokens.data;
+    ask->bias_values = (const float *)(const void *)lists->bias_values.data;
+    ask->n_bias = lists->bias_tokens.count;
+    ask->stop_tokens = lists->stop_tokens.data;
+    ask->n_stop_tokens = lists->stop_tokens.count;
+    ask->stops = (const mr_stop_string *)(const void *)lists->stop_strings.data;
+    ask->n_stops = lists->stop_strings.size / sizeof(mr_stop_string);
+}
+
+mr_status mr_generation_lists_make_stop(mr_generation_lists *lists, mr_error *err)
+{
+    const size_t count = lists->stop_strings.size / sizeof(mr_stop_string);
+    if (count == 0) {
+        return MR_OK;
+    }
+    return mr_stop_create((const mr_stop_string *)(const void *)lists->stop_strings.data, count,
+                          &lists->stop, err);
+}
+
+void mr_generation_lists_fill(const mr_generation_lists *lists, mr_request_spec *spec)
+{
+    spec->bias_tokens = lists->bias_tokens.data;
+    spec->bias_values = (const float *)(const void *)lists->bias_values.data;
+    spec->n_bias = (uint32_t)lists->bias_tokens.count;
+    spec->stop_tokens = lists->stop_tokens.data;
+    spec->n_stop_tokens = (uint32_t)lists->stop_tokens.count;
+    spec->stop = lists->stop;
 }
 
 mr_status mr_generation_check_prompt(const uint32_t *ids, size_t count, uint32_t vocab_size,

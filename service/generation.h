@@ -7,6 +7,7 @@
 #ifndef MILLRACE_SERVICE_GENERATION_H
 #define MILLRACE_SERVICE_GENERATION_H
 
+#include "base/buffer.h"
 #include "base/status.h"
 #include "model/model.h"
 #include "scheduler/request.h"
@@ -24,23 +25,66 @@ typedef enum mr_surface {
 /* has_… false: the caller left it out. Numbers are as sent: not checked yet. */
 typedef struct mr_generation_ask {
     bool has_temperature, has_top_p, has_top_k, has_min_p, has_seed, has_max_tokens;
-    bool has_repetition_penalty;
+    bool has_repetition_penalty, has_n, has_beam_width, has_length_penalty;
     float temperature, top_p, min_p, repetition_penalty;
-    float presence_penalty, frequency_penalty;
+    float presence_penalty, frequency_penalty, length_penalty;
     uint64_t top_k; /* wider than the field, so that nothing is cut before it is checked */
     uint64_t seed;
     uint64_t max_tokens;
     uint64_t min_tokens;
     uint64_t top_logprobs;
+    uint64_t n;
+    uint64_t beam_width;
+    uint64_t time_limit_ms; /* 0: none */
     bool logprobs;
     bool logprobs_processed;
+    bool prompt_logprobs;
     bool ignore_eos;
+    bool include_stop_in_text;
+    bool keep_special_tokens;
+    bool skip_text; /* ids alone: stop strings cannot be honoured then */
+    /* Borrowed. */
+    const uint32_t *bias_tokens; /* [n_bias] */
+    const float *bias_values;
+    size_t n_bias;
+    const uint32_t *stop_tokens; /* [n_stop_tokens] */
+    size_t n_stop_tokens;
+    const mr_stop_string *stops; /* [n_stops], UTF-8 */
+    size_t n_stops;
 } mr_generation_ask;
 
 /* Checks every value by positive comparison (a NaN fails), fills defaults, draws a seed below 2^53
  * where none was given. INVALID_ARGUMENT with the field, the value and the bounds. */
 MR_MUST_USE mr_status mr_generation_check(const mr_generation_ask *ask, mr_surface surface,
                                           mr_request_params *out, mr_error *err);
+
+/* What only the model tells: INVALID_ARGUMENT for an id of a list that is not in its vocabulary,
+ * FAILED_PRECONDITION for stop strings where there is no tokenizer. */
+MR_MUST_USE mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface surface,
+                                                const mr_model *model, mr_error *err);
+
+/* The lists of a checked request, on their way to the engine. Zero-initialised is valid and
+ * empty. */
+typedef struct mr_generation_lists {
+    mr_ids bias_tokens;
+    mr_buffer bias_values; /* float, one a token */
+    mr_ids stop_tokens;
+    mr_buffer stop_strings; /* mr_stop_string; the bytes are borrowed until _make_stop */
+    mr_stop *stop;          /* owns; NULL: no stop strings */
+} mr_generation_lists;
+
+void mr_generation_lists_deinit(mr_generation_lists *lists);
+/* Each appends one; RESOURCE_EXHAUSTED when memory is short. */
+MR_MUST_USE mr_status mr_generation_lists_bias(mr_generation_lists *lists, uint32_t token,
+                                               float value);
+MR_MUST_USE mr_status mr_generation_lists_stop(mr_generation_lists *lists, mr_stop_string string);
+/* Lets `ask` borrow the lists, until they change. */
+void mr_generation_lists_view(const mr_generation_lists *lists, mr_generation_ask *ask);
+/* Makes `stop` of the strings, which were checked. */
+MR_MUST_USE mr_status mr_generation_lists_make_stop(mr_generation_lists *lists, mr_error *err);
+/* Puts the lists into a spec. When mr_request_create gave a request, `lists->stop` is its own: set
+ * it to NULL. */
+void mr_generation_lists_fill(const mr_generation_lists *lists, mr_request_spec *spec);
 
 /* Checks prompt ids against the vocabulary and the length limit (prompt_tokens < max_seq_length),
  * and lowers max_tokens to what the limit leaves. `field` is the prompt's name on the surface. */

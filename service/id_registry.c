@@ -6,31 +6,34 @@
 void mr_id_registry_init(mr_id_registry *registry)
 {
     pthread_mutex_init(&registry->mutex, NULL);
+    mr_event_init(&registry->emptied);
     registry->first = NULL;
 }
 
 void mr_id_registry_deinit(mr_id_registry *registry)
 {
+    mr_event_deinit(&registry->emptied);
     pthread_mutex_destroy(&registry->mutex);
 }
 
-static bool holds(const mr_id_registry *registry, const char *id)
+/* Under the mutex. */
+static mr_request *find(const mr_id_registry *registry, const char *id)
 {
     for (const mr_id_claim *claim = registry->first; claim != NULL; claim = claim->next) {
-        if (strcmp(claim->id, id) == 0) {
-            return true;
+        if (strcmp(claim->request->id, id) == 0) {
+            return claim->request;
         }
     }
-    return false;
+    return NULL;
 }
 
-mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim, const char *id,
+mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim, mr_request *request,
                                mr_error *err)
 {
     pthread_mutex_lock(&registry->mutex);
-    const bool taken = holds(registry, id);
+    const bool taken = find(registry, request->id) != NULL;
     if (!taken) {
-        *claim = (mr_id_claim){.id = id, .next = registry->first};
+        *claim = (mr_id_claim){.request = request, .next = registry->first};
         if (registry->first != NULL) {
             registry->first->prev = claim;
         }
@@ -41,14 +44,39 @@ mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim, con
         return mr_fail_field(err, MR_ALREADY_EXISTS, "request_id",
                              "request_id: a request with the id \"%s\" is running; choose another, "
                              "or leave it out to be given one",
-                             id);
+                             request->id);
     }
     return MR_OK;
 }
 
+mr_request *mr_id_registry_find(mr_id_registry *registry, const char *id)
+{
+    pthread_mutex_lock(&registry->mutex);
+    mr_request *request = find(registry, id);
+    if (request != NULL) {
+        mr_request_ref(request);
+    }
+    pthread_mutex_unlock(&registry->mutex);
+    return request;
+}
+
+static bool is_empty(mr_id_registry *registry)
+{
+    pthread_mutex_lock(&registry->mutex);
+    const bool empty = registry->first == NULL;
+    pthread_mutex_unlock(&registry->mutex);
+    return empty;
+}
+
+void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns)
+{
+    while (!is_empty(registry) && mr_event_wait(&registry->emptied, until_ns)) {
+    }
+}
+
 void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim)
 {
-    if (claim->id == NULL) {
+    if (claim->request == NULL) {
         return;
     }
     pthread_mutex_lock(&registry->mutex);
@@ -59,6 +87,9 @@ void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim)
     }
     if (claim->next != NULL) {
         claim->next->prev = claim->prev;
+    }
+    if (registry->first == NULL) {
+        mr_event_set(&registry->emptied);
     }
     pthread_mutex_unlock(&registry->mutex);
     *claim = (mr_id_claim){0};

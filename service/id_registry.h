@@ -1,16 +1,18 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The ids of running requests: no two alike. Any thread. */
+/* The running requests by their ids: no two alike. Any thread. */
 #ifndef MILLRACE_SERVICE_ID_REGISTRY_H
 #define MILLRACE_SERVICE_ID_REGISTRY_H
 
+#include "base/event.h"
 #include "base/status.h"
+#include "scheduler/request.h"
 
 #include <pthread.h>
 #include <stdbool.h>
 
 /* Part of what is registered. Zero-initialised is valid: not registered. */
 typedef struct mr_id_claim {
-    const char *id; /* borrows until dropped; NULL: not registered */
+    mr_request *request; /* borrows until dropped; NULL: not registered */
     struct mr_id_claim *prev;
     struct mr_id_claim *next;
 } mr_id_claim;
@@ -18,13 +20,18 @@ typedef struct mr_id_claim {
 typedef struct mr_id_registry {
     pthread_mutex_t mutex;
     mr_id_claim *first;
+    mr_event emptied;
 } mr_id_registry;
 
 void mr_id_registry_init(mr_id_registry *registry);
 void mr_id_registry_deinit(mr_id_registry *registry);
-/* ALREADY_EXISTS, naming request_id, while another claim holds the id. */
+/* ALREADY_EXISTS, naming request_id, while another claim holds the request's id. */
 MR_MUST_USE mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim,
-                                           const char *id, mr_error *err);
+                                           mr_request *request, mr_error *err);
+/* The request with this id, NULL if there is none. Gives a reference. */
+mr_request *mr_id_registry_find(mr_id_registry *registry, const char *id);
+/* Until nothing is registered or CLOCK_MONOTONIC passes `until_ns`. One thread at a time. */
+void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns);
 /* Idempotent. */
 void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim);
 

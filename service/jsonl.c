@@ -2,11 +2,9 @@
 #include "service/jsonl.h"
 
 #include "base/checked.h"
-#include "service/generation.h"
 #include "service/nearest.h"
 #include "service/prompt.h"
 
-#include <errno.h>
 #include <float.h>
 #include <math.h>
 #include <stdlib.h>
@@ -132,7 +130,7 @@ typedef enum value_kind {
     VALUE_COUNT,
     VALUE_FLAG,
     VALUE_MODE,
-    VALUE_HANDLED, /* id and the prompt: read apart from the rest */
+    VALUE_HANDLED, /* id, the prompt and lists: read apart from the rest */
 } value_kind;
 
 typedef struct ask_field {
@@ -150,6 +148,9 @@ static const ask_field ask_fields[] = {
     {"prompt", VALUE_HANDLED, 0, NO_FLAG},
     {"prompt_ids", VALUE_HANDLED, 0, NO_FLAG},
     {"messages", VALUE_HANDLED, 0, NO_FLAG},
+    {"stop", VALUE_HANDLED, 0, NO_FLAG},
+    {"stop_token_ids", VALUE_HANDLED, 0, NO_FLAG},
+    {"logit_bias", VALUE_HANDLED, 0, NO_FLAG},
     {"max_tokens", VALUE_COUNT, PLACE(max_tokens), PLACE(has_max_tokens)},
     {"min_tokens", VALUE_COUNT, PLACE(min_tokens), NO_FLAG},
     {"temperature", VALUE_FLOAT, PLACE(temperature), PLACE(has_temperature)},
@@ -161,6 +162,11 @@ static const ask_field ask_fields[] = {
     {"repetition_penalty", VALUE_FLOAT, PLACE(repetition_penalty), PLACE(has_repetition_penalty)},
     {"presence_penalty", VALUE_FLOAT, PLACE(presence_penalty), NO_FLAG},
     {"frequency_penalty", VALUE_FLOAT, PLACE(frequency_penalty), NO_FLAG},
+    {"n", VALUE_COUNT, PLACE(n), PLACE(has_n)},
+    {"beam_width", VALUE_COUNT, PLACE(beam_width), PLACE(has_beam_width)},
+    {"length_penalty", VALUE_FLOAT, PLACE(length_penalty), PLACE(has_length_penalty)},
+    {"time_limit_ms", VALUE_COUNT, PLACE(time_limit_ms), NO_FLAG},
+    {"include_stop_in_text", VALUE_FLAG, PLACE(include_stop_in_text), NO_FLAG},
     {"logprobs", VALUE_COUNT, PLACE(top_logprobs), PLACE(logprobs)},
     {"logprobs_mode", VALUE_MODE, PLACE(logprobs_processed), NO_FLAG},
 };
@@ -212,18 +218,9 @@ static bool asks_nothing(const char *name, const json_t *value)
         const char *name;
         const char *value;
     } silent[] = {
-        {"n", "1"},
-        {"stop", "[]"},
-        {"stop_token_ids", "[]"},
-        {"logit_bias", "{}"},
-        {"beam_width", "1"},
-        {"length_penalty", "1"},
-        {"length_penalty", "1.0"},
         {"adapter", "\"\""},
         {"priority", "0"},
         {"response_format", "{\"type\": \"text\"}"},
-        {"time_limit_ms", "0"},
-        {"include_stop_in_text", "false"},
         {"cache_salt", "\"\""},
     };
     bool found = false;
@@ -307,12 +304,94 @@ static mr_status read_prompt(const mr_model *model, const json_t *object, mr_ids
     return mr_prompt_from_text(model, string_bytes(text), *field, out, err);
 }
 
+static mr_status out_of_lists(mr_error *err)
+{
+    return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the lists of a request");
+}
+
+static mr_status add_stop(const json_t *value, mr_generation_lists *out, mr_error *err)
+{
+    if (!json_is_string(value)) {
+        return fail_type("stop", "a string or a list of strings", err);
+    }
+    const mr_stop_string string = {json_string_value(value), json_string_length(value)};
+    return mr_generation_lists_stop(out, string) == MR_OK ? MR_OK : out_of_lists(err);
+}
+
+static mr_status read_stop(const json_t *value, mr_generation_lists *out, mr_error *err)
+{
+    if (!json_is_array(value)) {
+        return add_stop(value, out, err);
+    }
+    for (size_t i = 0; i < json_array_size(value); i++) {
+        MR_TRY(add_stop(json_array_get(value, i), out, err));
+    }
+    return MR_OK;
+}
+
+/* Decimal digits alone, below 2^32. */
+static bool read_id(const char *text, uint32_t *id)
+{
+    uint64_t value = 0;
+    for (const char *at = text; *at != '\0'; at++) {
+        if (*at < '0' || *at > '9' || value > UINT32_MAX) {
+            return false;
+        }
+        value = value * 10 + (uint64_t)(*at - '0');
+    }
+    *id = (uint32_t)value;
+    return text[0] != '\0' && value <= UINT32_MAX;
+}
+
+static mr_status read_bias(json_t *value, mr_generation_lists *out, mr_error *err)
+{
+    static const char name[] = "logit_bias";
+    if (!json_is_object(value)) {
+        return fail_type(name, "an object of token ids and numbers, as in {\"5\": 1.5}", err);
+    }
+    const char *key;
+    json_t *bias;
+    json_object_foreach(value, key, bias)
+    {
+        uint32_t id;
+        if (!read_id(key, &id) || !json_is_number(bias)) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, name,
+                                 "%s: entry \"%.64s\" must be a token id and a number", name, key);
+        }
+        /* What float32 does not hold is out of bounds as well. */
+        const double wide = json_number_value(bias);
+        const float number = fabs(wide) <= (double)FLT_MAX ? (float)wide : (float)INFINITY;
+        if (mr_generation_lists_bias(out, id, number) != MR_OK) {
+            return out_of_lists(err);
+        }
+    }
+    return MR_OK;
+}
+
+static mr_status read_lists(json_t *object, mr_generation_lists *out, mr_error *err)
+{
+    const json_t *stop = get_given(object, "stop");
+    if (stop != NULL) {
+        MR_TRY(read_stop(stop, out, err));
+    }
+    const json_t *ids = get_given(object, "stop_token_ids");
+    if (ids != NULL) {
+        MR_TRY(mr_jsonl_ids(ids, "stop_token_ids", &out->stop_tokens, err));
+    }
+    json_t *bias = json_object_get(object, "logit_bias");
+    return bias == NULL || json_is_null(bias) ? MR_OK : read_bias(bias, out, err);
+}
+
 static mr_status read_object(const mr_model *model, uint32_t max_seq_length, json_t *object,
                              mr_jsonl_request *out, mr_error *err)
 {
     mr_generation_ask ask = {0};
     MR_TRY(read_fields(object, &ask, err));
+    MR_TRY(read_lists(object, &out->lists, err));
+    mr_generation_lists_view(&out->lists, &ask);
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_JSONL, &out->params, err));
+    MR_TRY(mr_generation_check_model(&ask, MR_SURFACE_JSONL, model, err));
+    MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = NULL;
     MR_TRY(read_prompt(model, object, &out->prompt, &field, err));
     return mr_generation_check_prompt(out->prompt.data, out->prompt.count,
@@ -336,136 +415,5 @@ void mr_jsonl_request_deinit(mr_jsonl_request *request)
 {
     json_decref(request->id);
     mr_ids_deinit(&request->prompt);
-}
-
-/* A logprob that is not finite has no JSON number: it is null, explicitly. */
-static json_t *logprob_value(float logprob)
-{
-    return isfinite(logprob) ? json_real((double)logprob) : json_null();
-}
-
-/* All of these set functions take the value's reference, and refuse NULL (memory is short). */
-static bool set(json_t *object, const char *name, json_t *value)
-{
-    return json_object_set_new(object, name, value) == 0;
-}
-
-static json_t *logprob_entry(uint32_t id, float logprob)
-{
-    json_t *entry = json_object();
-    if (!set(entry, "id", json_integer(id)) || !set(entry, "logprob", logprob_value(logprob))) {
-        json_decref(entry);
-        return NULL;
-    }
-    return entry;
-}
-
-static json_t *token_entry(const mr_result_token *token)
-{
-    json_t *top = json_array();
-    bool whole = true;
-    for (uint32_t i = 0; i < token->n_top; i++) {
-        whole = whole && json_array_append_new(
-                             top, logprob_entry(token->top[i].token, token->top[i].logprob)) == 0;
-    }
-    json_t *entry = logprob_entry(token->id, token->logprob);
-    if (!set(entry, "top", top) || !whole) {
-        json_decref(entry);
-        return NULL;
-    }
-    return entry;
-}
-
-static json_t *logprobs_array(const mr_result *result)
-{
-    json_t *array = json_array();
-    const size_t count = result->tokens.size / sizeof(mr_result_token);
-    for (size_t i = 0; i < count && array != NULL; i++) {
-        mr_result_token token;
-        memcpy(&token, result->tokens.data + i * sizeof(token), sizeof(token));
-        if (json_array_append_new(array, token_entry(&token)) != 0) {
-            json_decref(array);
-            array = NULL;
-        }
-    }
-    return array;
-}
-
-static const char *finish_name(mr_finish finish)
-{
-    static const char *const names[] = {
-        [MR_FINISH_NONE] = "none",
-        [MR_FINISH_STOP] = "stop",
-        [MR_FINISH_LENGTH] = "length",
-        [MR_FINISH_CANCELLED] = "cancelled",
-        [MR_FINISH_TIME_LIMIT] = "time_limit",
-        [MR_FINISH_ERROR] = "error",
-    };
-    return names[finish];
-}
-
-json_t *mr_jsonl_error_object(const mr_error *error)
-{
-    return json_pack("{s:s, s:s, s:s}", "code", mr_status_name(error->status), "field",
-                     error->field, "message", error->message);
-}
-
-static bool set_id(json_t *row, json_t *id)
-{
-    return id == NULL || json_object_set(row, "id", id) == 0;
-}
-
-json_t *mr_jsonl_error_row(json_t *id, const mr_error *error)
-{
-    json_t *row = json_object();
-    if (!set_id(row, id) || !set(row, "index", json_integer(0)) ||
-        !set(row, "finish_reason", json_string(finish_name(MR_FINISH_ERROR))) ||
-        !set(row, "error", mr_jsonl_error_object(error))) {
-        json_decref(row);
-        return NULL;
-    }
-    return row;
-}
-
-json_t *mr_jsonl_result_row(json_t *id, const mr_result *result)
-{
-    json_t *row = json_object();
-    const mr_ids *ids = &result->token_ids;
-    const char *text = result->text.size == 0 ? "" : (const char *)result->text.data;
-    bool whole = set_id(row, id) && set(row, "index", json_integer(0)) &&
-                 set(row, "text", json_stringn(text, result->text.size)) &&
-                 set(row, "token_ids", mr_jsonl_ids_array(ids->data, ids->count)) &&
-                 set(row, "finish_reason", json_string(finish_name(result->finish))) &&
-                 set(row, "seed", json_integer((json_int_t)result->seed)) &&
-                 set(row, "prompt_tokens", json_integer(result->prompt_tokens)) &&
-                 set(row, "completion_tokens", json_integer((json_int_t)ids->count)) &&
-                 set(row, "cached_tokens", json_integer(result->cached_tokens));
-    if (whole && result->matched_token != MR_NO_TOKEN) {
-        whole = set(row, "matched_stop", json_integer(result->matched_token));
-    }
-    if (whole && result->logprobs) {
-        whole = set(row, "logprobs", logprobs_array(result));
-    }
-    if (whole && result->error.status != MR_OK) {
-        whole = set(row, "error", mr_jsonl_error_object(&result->error));
-    }
-    if (!whole) {
-        json_decref(row);
-        return NULL;
-    }
-    return row;
-}
-
-mr_status mr_jsonl_write(FILE *file, json_t *row, mr_error *err)
-{
-    if (row == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a result");
-    }
-    const int failed =
-        json_dumpf(row, file, JSON_COMPACT | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
-    json_decref(row);
-    if (failed != 0 || fputc('\n', file) == EOF) {
-        return mr_fail(err, MR_INTERNAL, "writing a result: %s", strerror(errno));
-    }
-    return MR_OK;
+    mr_generation_lists_deinit(&request->lists);
 }

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "model/model.h"
+#include "service/generation.h"
 #include "service/result.h"
 
 #include <jansson.h>
@@ -30,6 +31,7 @@ MR_MUST_USE mr_status mr_jsonl_messages(const mr_model *model, const json_t *mes
 typedef struct mr_jsonl_request {
     json_t *id; /* owns; NULL: none given. Set also when the rest of the line is refused */
     mr_request_params params;
+    mr_generation_lists lists; /* its stop strings are spent */
     mr_ids prompt;
 } mr_jsonl_request;
 

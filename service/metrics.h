@@ -49,7 +49,8 @@ typedef struct mr_token_meter {
 /* `tokens` tokens of all choices together came at `now_ns`. */
 void mr_metrics_tokens(mr_metrics *metrics, mr_token_meter *meter, const mr_request *request,
                        uint32_t tokens, uint64_t now_ns);
-/* The request's last event is in. Those that failed or were cancelled have no times and sizes. */
+/* The engine is done with the request. Those that failed or were cancelled have no times and sizes.
+ */
 void mr_metrics_ended(mr_metrics *metrics, const mr_request *request);
 void mr_metrics_refused(mr_metrics *metrics, mr_status status);
 

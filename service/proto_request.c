@@ -11,9 +11,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define MAX_CHOICES    128u
-#define MAX_BEAM_WIDTH 16u
-
 static mr_status refuse(const char *name, mr_error *err)
 {
     return mr_unsupported_fail(MR_SURFACE_PROTO, name, err);
@@ -45,8 +42,8 @@ static mr_status check_enum(int value, const ProtobufCEnumDescriptor *type, cons
                          value, type->name);
 }
 
-static mr_status read_id(const ProtobufCBinaryData *id, char out[MR_REQUEST_ID_MAX + 1],
-                         mr_error *err)
+mr_status mr_proto_id_read(const ProtobufCBinaryData *id, char out[MR_REQUEST_ID_MAX + 1],
+                           mr_error *err)
 {
     MR_TRY(check_text(id, "request_id", err));
     if (id->len > MR_REQUEST_ID_MAX) {
@@ -80,37 +77,38 @@ static mr_status check_model(const ProtobufCBinaryData *model, const mr_runtime 
                          (const char *)model->data, served);
 }
 
-static mr_status read_choices(const Millrace__V1__Sampling *sampling, mr_error *err)
+static mr_status out_of_lists(mr_error *err)
 {
-    if (sampling->_n_case != MILLRACE__V1__SAMPLING___N__NOT_SET) {
-        if (sampling->n < 1 || sampling->n > MAX_CHOICES) {
-            return mr_fail_field(err, MR_INVALID_ARGUMENT, "sampling.n",
-                                 "sampling.n is %" PRIu32 ": it must be from 1 to %u", sampling->n,
-                                 MAX_CHOICES);
-        }
-        MR_TRY(refuse_if(sampling->n > 1, "sampling.n", err));
-    }
-    if (sampling->_beam_width_case != MILLRACE__V1__SAMPLING___BEAM_WIDTH__NOT_SET) {
-        if (sampling->beam_width < 1 || sampling->beam_width > MAX_BEAM_WIDTH) {
-            return mr_fail_field(err, MR_INVALID_ARGUMENT, "sampling.beam_width",
-                                 "sampling.beam_width is %" PRIu32 ": it must be from 1 to %u",
-                                 sampling->beam_width, MAX_BEAM_WIDTH);
-        }
-        MR_TRY(refuse_if(sampling->beam_width > 1, "sampling.beam_width", err));
-    }
-    const bool length_penalty =
+    return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the lists of the request");
+}
+
+static mr_status read_choices(const Millrace__V1__Sampling *sampling, mr_generation_ask *ask,
+                              mr_generation_lists *lists, mr_error *err)
+{
+    ask->has_n = sampling->_n_case != MILLRACE__V1__SAMPLING___N__NOT_SET;
+    ask->n = sampling->n;
+    ask->has_beam_width =
+        sampling->_beam_width_case != MILLRACE__V1__SAMPLING___BEAM_WIDTH__NOT_SET;
+    ask->beam_width = sampling->beam_width;
+    ask->has_length_penalty =
         sampling->_length_penalty_case != MILLRACE__V1__SAMPLING___LENGTH_PENALTY__NOT_SET;
-    MR_TRY(refuse_if(length_penalty, "sampling.length_penalty", err));
-    return refuse_if(sampling->n_logit_bias > 0, "sampling.logit_bias", err);
+    ask->length_penalty = sampling->length_penalty;
+    for (size_t i = 0; i < sampling->n_logit_bias; i++) {
+        const Millrace__V1__LogitBias *bias = sampling->logit_bias[i];
+        if (mr_generation_lists_bias(lists, bias->token, bias->bias) != MR_OK) {
+            return out_of_lists(err);
+        }
+    }
+    return MR_OK;
 }
 
 static mr_status read_sampling(const Millrace__V1__Sampling *sampling, mr_generation_ask *ask,
-                               mr_error *err)
+                               mr_generation_lists *lists, mr_error *err)
 {
     if (sampling == NULL) {
         return MR_OK;
     }
-    MR_TRY(read_choices(sampling, err));
+    MR_TRY(read_choices(sampling, ask, lists, err));
     ask->has_temperature =
         sampling->_temperature_case != MILLRACE__V1__SAMPLING___TEMPERATURE__NOT_SET;
     ask->temperature = sampling->temperature;
@@ -131,15 +129,22 @@ static mr_status read_sampling(const Millrace__V1__Sampling *sampling, mr_genera
 }
 
 static mr_status read_stopping(const Millrace__V1__Stopping *stopping, mr_generation_ask *ask,
-                               mr_error *err)
+                               mr_generation_lists *lists, mr_error *err)
 {
     if (stopping == NULL) {
         return MR_OK;
     }
-    MR_TRY(refuse_if(stopping->n_strings > 0, "stopping.strings", err));
-    MR_TRY(refuse_if(stopping->n_token_ids > 0, "stopping.token_ids", err));
-    MR_TRY(refuse_if(stopping->include_stop_in_text, "stopping.include_stop_in_text", err));
-    MR_TRY(refuse_if(stopping->time_limit_ms > 0, "stopping.time_limit_ms", err));
+    for (size_t i = 0; i < stopping->n_strings; i++) {
+        const mr_stop_string string = {stopping->strings[i].data, stopping->strings[i].len};
+        if (mr_generation_lists_stop(lists, string) != MR_OK) {
+            return out_of_lists(err);
+        }
+    }
+    if (mr_ids_append(&lists->stop_tokens, stopping->token_ids, stopping->n_token_ids) != MR_OK) {
+        return out_of_lists(err);
+    }
+    ask->include_stop_in_text = stopping->include_stop_in_text != 0;
+    ask->time_limit_ms = stopping->time_limit_ms;
     ask->has_max_tokens =
         stopping->_max_tokens_case != MILLRACE__V1__STOPPING___MAX_TOKENS__NOT_SET;
     ask->max_tokens = stopping->max_tokens;
@@ -156,14 +161,15 @@ static mr_status read_output(const Millrace__V1__Output *output, mr_generation_a
     }
     MR_TRY(check_enum((int)output->logprobs_mode, &millrace__v1__logprobs_mode__descriptor,
                       "output.logprobs_mode", err));
-    MR_TRY(refuse_if(output->prompt_logprobs, "output.prompt_logprobs", err));
+    ask->prompt_logprobs = output->prompt_logprobs != 0;
     ask->logprobs = output->logprobs != 0;
     ask->top_logprobs = output->top_logprobs;
     ask->logprobs_processed =
         output->logprobs_mode == MILLRACE__V1__LOGPROBS_MODE__LOGPROBS_MODE_PROCESSED;
-    out->skip_text = output->skip_text != 0;
-    out->keep_special = output->keep_special_tokens != 0;
-    out->echo_prompt = output->echo_prompt_ids != 0;
+    ask->skip_text = output->skip_text != 0;
+    ask->keep_special_tokens = output->keep_special_tokens != 0;
+    out->skip_text = ask->skip_text;
+    out->show_prompt = output->echo_prompt_ids != 0 || ask->prompt_logprobs;
     return MR_OK;
 }
 
@@ -242,8 +248,8 @@ static mr_status encode_chat(const mr_model *model, const mr_chat_message *messa
     return status;
 }
 
-static mr_status read_chat(const Millrace__V1__Chat *chat, const mr_model *model, mr_ids *out,
-                           mr_error *err)
+mr_status mr_proto_chat_read(const Millrace__V1__Chat *chat, const mr_model *model, mr_ids *out,
+                             mr_error *err)
 {
     MR_TRY(check_chat(chat, model, err));
     mr_chat_message *messages = mr_calloc(chat->n_messages + 1, sizeof(*messages));
@@ -282,7 +288,7 @@ static mr_status read_input(const Millrace__V1__GenerateRequest *message, const 
         return MR_OK;
     case MILLRACE__V1__GENERATE_REQUEST__INPUT_CHAT:
         *field = "chat.messages";
-        return read_chat(message->chat, model, out, err);
+        return mr_proto_chat_read(message->chat, model, out, err);
     case MILLRACE__V1__GENERATE_REQUEST__INPUT__NOT_SET:
     default:
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "input",
@@ -290,20 +296,37 @@ static mr_status read_input(const Millrace__V1__GenerateRequest *message, const 
     }
 }
 
+/* Beams run together or not at all. */
+static mr_status check_beams(const mr_request_params *params, const mr_config *config,
+                             mr_error *err)
+{
+    if (params->beam_width <= config->max_batch_size) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_INVALID_ARGUMENT, "sampling.beam_width",
+                         "sampling.beam_width is %" PRIu32 ", and max_batch_size of this server is "
+                         "%" PRIu32 ": lower the one, or raise the other",
+                         params->beam_width, config->max_batch_size);
+}
+
 mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
                                 const mr_runtime *runtime, mr_proto_request *out, mr_error *err)
 {
     *out = (mr_proto_request){0};
     mr_generation_ask ask = {0};
-    MR_TRY(read_id(&message->request_id, out->id, err));
+    MR_TRY(mr_proto_id_read(&message->request_id, out->id, err));
     MR_TRY(check_model(&message->model, runtime, err));
     MR_TRY(check_features(message, err));
-    MR_TRY(read_sampling(message->sampling, &ask, err));
-    MR_TRY(read_stopping(message->stopping, &ask, err));
+    MR_TRY(read_sampling(message->sampling, &ask, &out->lists, err));
+    MR_TRY(read_stopping(message->stopping, &ask, &out->lists, err));
     MR_TRY(read_output(message->output, &ask, out, err));
+    mr_generation_lists_view(&out->lists, &ask);
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_PROTO, &out->params, err));
 
+    MR_TRY(check_beams(&out->params, mr_runtime_config(runtime), err));
     const mr_model *model = mr_runtime_model(runtime);
+    MR_TRY(mr_generation_check_model(&ask, MR_SURFACE_PROTO, model, err));
+    MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = "input";
     MR_TRY(read_input(message, model, &field, &out->prompt, err));
     return mr_generation_check_prompt(
@@ -314,4 +337,5 @@ mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
 void mr_proto_request_deinit(mr_proto_request *request)
 {
     mr_ids_deinit(&request->prompt);
+    mr_generation_lists_deinit(&request->lists);
 }

@@ -7,6 +7,7 @@
 #include "base/buffer.h"
 #include "base/status.h"
 #include "scheduler/request.h"
+#include "service/generation.h"
 #include "service/runtime.h"
 
 #include "millrace/v1/inference.pb-c.h"
@@ -17,9 +18,9 @@ typedef struct mr_proto_request {
     char id[MR_REQUEST_ID_MAX + 1]; /* "": the caller gave none */
     mr_ids prompt;                  /* owns */
     mr_request_params params;
+    mr_generation_lists lists; /* its stop strings are those of the message */
     bool skip_text;
-    bool keep_special;
-    bool echo_prompt;
+    bool show_prompt; /* its ids, and logprobs if those were asked for */
 } mr_proto_request;
 
 /* Fills `out`, to be released with _deinit also on failure. INVALID_ARGUMENT, NOT_FOUND (model),
@@ -29,5 +30,12 @@ MR_MUST_USE mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest 
                                             const mr_runtime *runtime, mr_proto_request *out,
                                             mr_error *err);
 void mr_proto_request_deinit(mr_proto_request *request);
+
+/* Copies a request's id. INVALID_ARGUMENT when it is none. Any thread. */
+MR_MUST_USE mr_status mr_proto_id_read(const ProtobufCBinaryData *id,
+                                       char out[MR_REQUEST_ID_MAX + 1], mr_error *err);
+/* Appends the ids of a conversation. Errors as mr_proto_request_read. Any thread. */
+MR_MUST_USE mr_status mr_proto_chat_read(const Millrace__V1__Chat *chat, const mr_model *model,
+                                         mr_ids *out, mr_error *err);
 
 #endif

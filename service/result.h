@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Generation on this machine, outside the server: a sink that a thread can wait on, and the result
- * of one request as it grows.
+ * Generation on this machine, outside the server: a sink that a thread can wait on, and the results
+ * of one request, one a choice, as they grow.
  */
 #ifndef MILLRACE_SERVICE_RESULT_H
 #define MILLRACE_SERVICE_RESULT_H
 
 #include "base/buffer.h"
 #include "scheduler/request.h"
+#include "service/generation.h"
 #include "service/runtime.h"
 #include "service/text.h"
 
@@ -34,12 +35,16 @@ typedef struct mr_result_token {
 } mr_result_token;
 
 typedef struct mr_result {
+    uint32_t index;   /* of the choice */
     mr_buffer text;   /* whole characters */
     mr_ids token_ids; /* the end token included */
     bool logprobs;
     mr_buffer tokens;       /* mr_result_token [token_ids.count], with logprobs only */
     mr_finish finish;       /* NONE while it runs */
     uint32_t matched_token; /* MR_NO_TOKEN: none */
+    mr_buffer matched_stop; /* the stop string; empty: none */
+    bool scored;            /* cumulative_logprob is given */
+    double cumulative_logprob;
     uint64_t seed;
     uint32_t prompt_tokens;
     uint32_t cached_tokens;
@@ -52,17 +57,20 @@ void mr_result_deinit(mr_result *result);
 MR_MUST_USE mr_status mr_result_add_token(mr_result *result, uint32_t id,
                                           const mr_result_token *logprob);
 
-/* A request that runs here, and what it gave so far. */
+/* A request that runs here, and what it gave so far. Zero-initialised is valid and empty. */
 typedef struct mr_local_run {
-    mr_request *request; /* owns a reference; NULL: none */
-    mr_text_stream stream;
-    mr_result result;
+    mr_request *request;     /* owns a reference; NULL: none */
+    mr_text_stream *streams; /* owns, [n_results] */
+    mr_result *results;      /* owns, [n_results], by their index */
+    uint32_t n_results;
+    bool ended; /* nothing follows */
 } mr_local_run;
 
 typedef struct mr_local_ask {
     const uint32_t *prompt; /* checked, as params are */
     size_t n_prompt;
     const mr_request_params *params;
+    mr_generation_lists *lists; /* its `stop` is taken */
 } mr_local_ask;
 
 /* Submits; the run's ring has room for all its tokens, so that a caller who is busy elsewhere

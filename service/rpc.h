@@ -62,6 +62,9 @@ typedef struct mr_rpc_method {
 
 extern const mr_rpc_method mr_rpc_generate;
 extern const mr_rpc_method mr_rpc_generate_unary;
+extern const mr_rpc_method mr_rpc_abort;
+extern const mr_rpc_method mr_rpc_tokenize;
+extern const mr_rpc_method mr_rpc_detokenize;
 extern const mr_rpc_method mr_rpc_get_model;
 extern const mr_rpc_method mr_rpc_health_check;
 extern const mr_rpc_method mr_rpc_health_watch;
@@ -70,7 +73,10 @@ extern const mr_rpc_method mr_rpc_reflection_alpha;
 extern const mr_rpc_method mr_rpc_get_load;
 extern const mr_rpc_method mr_rpc_other;
 
-#define MR_RPC_METHODS 9
+#define MR_RPC_METHODS 12
+
+/* Clients take messages of 4 MiB unless told otherwise. */
+#define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
 
 typedef struct mr_rpc_queue {
     mr_sink sink; /* first: the engine knows the queue by it */
@@ -86,7 +92,9 @@ typedef struct mr_rpc_queue {
     /* The thread's own. */
     mr_call *calls; /* list of those alive */
     uint32_t n_watchers;
-    uint64_t next_id; /* of requests that came without one */
+    uint32_t missing[MR_RPC_METHODS]; /* calls that gRPC may not hand over yet, a method */
+    uint32_t n_missing;               /* their sum */
+    uint64_t next_id;                 /* of requests that came without one */
     bool stopping;
     bool stopped; /* the completion queue is shutting down */
 } mr_rpc_queue;
@@ -105,6 +113,7 @@ struct mr_server {
     mr_metrics metrics;
     bool reflection; /* served */
     bool admin;      /* served */
+    mr_flag serving; /* gRPC takes calls */
     mr_flag ready;
     mr_flag draining; /* new generations are refused */
     mr_flag cut_off;  /* running generations end now */

@@ -87,24 +87,36 @@ static void final_error(const generation *gen, mr_error *err)
     }
 }
 
-static void finish(generation *gen)
+static void finish_unary(generation *gen, const Millrace__V1__GenerateResponse *response,
+                         mr_error *err)
+{
+    Millrace__V1__GenerateUnaryResponse unary = MILLRACE__V1__GENERATE_UNARY_RESPONSE__INIT;
+    unary.response = (Millrace__V1__GenerateResponse *)response;
+    const size_t bytes = millrace__v1__generate_unary_response__get_packed_size(&unary);
+    if (err->status == MR_OK && bytes > MR_RPC_MAX_ANSWER_BYTES) {
+        (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                      "the answer has %zu bytes, and one message may have %d: use Generate, which "
+                      "sends it in parts",
+                      bytes, MR_RPC_MAX_ANSWER_BYTES);
+    }
+    end_call(gen, err->status == MR_OK ? &unary.base : NULL, err);
+}
+
+/* Such a request has nothing to say but why. */
+static bool failed_before_its_first_token(const generation *gen)
 {
     mr_error err;
     final_error(gen, &err);
-    const Millrace__V1__GenerateResponse *last = NULL;
-    /* A request that failed before its first token has nothing to say but why. */
-    const bool produced = gen->response.begun || mr_proto_response_waiting(&gen->response);
-    if (err.status == MR_OK || (produced && !gen->unary)) {
-        mr_error build_err;
-        if (mr_proto_response_build(&gen->response, &last, &build_err) != MR_OK) {
-            end_call(gen, NULL, &build_err);
-            return;
-        }
-    }
-    if (gen->unary && last != NULL) {
-        Millrace__V1__GenerateUnaryResponse unary = MILLRACE__V1__GENERATE_UNARY_RESPONSE__INIT;
-        unary.response = (Millrace__V1__GenerateResponse *)last;
-        end_call(gen, &unary.base, &err);
+    return err.status != MR_OK && gen->request->usage.completion_tokens == 0;
+}
+
+/* `last` is borrowed; NULL: nothing but the status. */
+static void finish(generation *gen, const Millrace__V1__GenerateResponse *last)
+{
+    mr_error err;
+    final_error(gen, &err);
+    if (gen->unary) {
+        finish_unary(gen, last, &err);
         return;
     }
     end_call(gen, last != NULL ? &last->base : NULL, &err);
@@ -126,19 +138,22 @@ static void pump(generation *gen)
         give_up(gen, &err);
         return;
     }
-    if (gen->response.finish != MR_FINISH_NONE) {
-        finish(gen);
+    const bool due = gen->unary ? gen->response.ended : mr_proto_response_waiting(&gen->response);
+    if (!due) {
         return;
     }
-    if (gen->unary || !mr_proto_response_waiting(&gen->response)) {
+    if (gen->response.ended && failed_before_its_first_token(gen)) {
+        finish(gen, NULL);
         return;
     }
     const Millrace__V1__GenerateResponse *message = NULL;
     if (mr_proto_response_build(&gen->response, &message, &err) != MR_OK) {
         give_up(gen, &err);
-        return;
+    } else if (gen->response.complete) {
+        finish(gen, message);
+    } else {
+        mr_call_send(call, &message->base);
     }
-    mr_call_send(call, &message->base);
 }
 
 static void on_news(mr_request_link *link, bool ended)
@@ -148,10 +163,9 @@ static void on_news(mr_request_link *link, bool ended)
     pump(gen);
     if (ended) {
         mr_metrics_ended(&call->queue->server->metrics, gen->request);
-        mr_usage_log(gen->request, gen->response.finish,
-                     mr_runtime_model_name(call->queue->server->runtime));
+        mr_usage_log(gen->request, mr_runtime_model_name(call->queue->server->runtime));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
-        if (call->sending && gen->request->error.status == MR_RESOURCE_EXHAUSTED) {
+        if (call->sending && gen->request->reader_lost) {
             mr_call_abort(call, &gen->request->error);
         }
         mr_call_release(call);
@@ -166,7 +180,7 @@ static void cut_off(generation *gen)
     }
 }
 
-static mr_status create_request(generation *gen, const mr_proto_request *asked, mr_error *err)
+static mr_status create_request(generation *gen, mr_proto_request *asked, mr_error *err)
 {
     mr_rpc_queue *queue = gen->call->queue;
     char made[MR_REQUEST_ID_MAX + 1];
@@ -179,7 +193,7 @@ static mr_status create_request(generation *gen, const mr_proto_request *asked, 
     }
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t now_ns = mr_clock_now(&clock);
-    const mr_request_spec spec = {
+    mr_request_spec spec = {
         .id = id,
         .prompt = asked->prompt.data,
         .n_prompt = (uint32_t)asked->prompt.count,
@@ -189,8 +203,10 @@ static mr_status create_request(generation *gen, const mr_proto_request *asked, 
         .sink = &queue->sink,
         .owner = &gen->link,
     };
+    mr_generation_lists_fill(&asked->lists, &spec);
     MR_TRY(mr_request_create(&spec, &gen->request, err));
-    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request->id, err);
+    asked->lists.stop = NULL;
+    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request, err);
 }
 
 static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *message,
@@ -202,11 +218,12 @@ static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *me
     MR_TRY_CLEANUP(status, create_request(gen, &asked, err));
     const mr_proto_response_options options = {
         .skip_text = asked.skip_text,
-        .keep_special = asked.keep_special,
-        .echo_prompt = asked.echo_prompt,
+        .show_prompt = asked.show_prompt,
+        .whole = gen->unary,
     };
-    mr_proto_response_init(&gen->response, gen->request,
-                           mr_model_tokenizer(mr_runtime_model(runtime)), &options);
+    MR_TRY_CLEANUP(status, mr_proto_response_init(&gen->response, gen->request,
+                                                  mr_model_tokenizer(mr_runtime_model(runtime)),
+                                                  &options, err));
     gen->engine = mr_runtime_engine(runtime);
     mr_call_hold(gen->call); /* until the engine has ended the request */
     gen->submitted = true;
@@ -231,6 +248,7 @@ static mr_status start(generation *gen, mr_error *err)
     MR_TRY(mr_codec_unpack(gen->unary ? &millrace__v1__generate_unary_request__descriptor
                                       : &millrace__v1__generate_request__descriptor,
                            call->payload, &message, err));
+    mr_call_drop_payload(call);
     const Millrace__V1__GenerateRequest *request =
         gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request
                    : (Millrace__V1__GenerateRequest *)message;
@@ -291,7 +309,7 @@ static void leave(generation *gen)
 static void on_sent(mr_call *call)
 {
     generation *gen = call->state;
-    if (call->client_cancelled != 0) {
+    if (call->gone) {
         leave(gen);
     } else {
         pump(gen);

@@ -91,7 +91,7 @@ static void look(mr_call *call)
         return;
     }
     mr_server *server = call->queue->server;
-    if (call->client_cancelled != 0) {
+    if (call->gone) {
         mr_error err;
         (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call");
         mr_call_finish(call, NULL, &err);

@@ -81,8 +81,8 @@ static void begin_other(mr_call *call)
     } else {
         (void)mr_fail(&err, MR_UNIMPLEMENTED,
                       "there is no method %s here; millrace.v1.InferenceService has Generate "
-                      "(streams), GenerateUnary and GetModel, grpc.health.v1.Health has Check and "
-                      "Watch",
+                      "(streams), GenerateUnary, Abort, Tokenize, Detokenize and GetModel, "
+                      "grpc.health.v1.Health has Check and Watch",
                       path);
     }
     mr_call_finish(call, NULL, &err);

@@ -231,7 +231,7 @@ static mr_status read_request(mr_call *call, ProtobufCMessage **out, mr_error *e
 static bool ends(mr_call *call)
 {
     mr_error err;
-    if (call->client_cancelled != 0) {
+    if (call->gone) {
         (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call");
     } else if (mr_flag_get(&call->queue->server->draining)) {
         (void)mr_fail(&err, MR_UNAVAILABLE, "the server is shutting down");

@@ -161,6 +161,13 @@ static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options
 {
     MR_TRY(mr_model_open(options->model_path, &runtime->model, err));
     MR_TRY(mr_model_plan(runtime->model, &runtime->plan, err));
+    /* The scheduler plans one table of blocks a sequence. */
+    if (options->with_engine && runtime->plan->kv.groups != 1) {
+        return mr_fail(err, MR_UNIMPLEMENTED,
+                       "the model's layers need %" PRIu32 " block tables a sequence, one is "
+                       "supported: use a model whose layers all share one",
+                       runtime->plan->kv.groups);
+    }
     MR_TRY(open_backend(runtime, err));
     MR_TRY(load(runtime, options, err));
 

@@ -18,7 +18,10 @@
 #include <sys/random.h>
 #include <time.h>
 
-/* gRPC's own default, 4 MiB, is too small for long prompts as ids. */
+/* Of one connection; more wait for those before them. Above the default queue and batch. */
+#define MAX_STREAMS 2048
+/* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
+ * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
 #define MAX_RECEIVE_BYTES (32 << 20)
 /* Clients may ping every ten seconds for ever; their timers may be a little early. */
 #define MIN_PING_INTERVAL_MS 9000
@@ -28,15 +31,16 @@
 #define EXPECTED_CALLS 4
 /* How long cancelled streams get for their last message. */
 #define LAST_WORDS_NS (2 * MR_NS_PER_S)
-/* How often a failure of the device is looked for while somebody watches the health. */
+/* How often a failure of the device is looked for while somebody watches the health, and room for
+ * calls that had none. */
 #define WATCH_INTERVAL_MS 500
 #define LOADING_RETRY_MS  1000
 #define DRAINING_RETRY_MS 1000
 
 static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
-    &mr_rpc_generate,         &mr_rpc_generate_unary, &mr_rpc_get_model,
-    &mr_rpc_health_check,     &mr_rpc_health_watch,   &mr_rpc_reflection,
-    &mr_rpc_reflection_alpha, &mr_rpc_get_load,       &mr_rpc_other,
+    &mr_rpc_generate,   &mr_rpc_generate_unary,   &mr_rpc_abort,        &mr_rpc_tokenize,
+    &mr_rpc_detokenize, &mr_rpc_get_model,        &mr_rpc_health_check, &mr_rpc_health_watch,
+    &mr_rpc_reflection, &mr_rpc_reflection_alpha, &mr_rpc_get_load,     &mr_rpc_other,
 };
 
 mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err)
@@ -139,12 +143,30 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
     }
 }
 
+/* A call that came took its place; one that could not be given back stays missing until later. */
+static void expect_missing(mr_rpc_queue *queue)
+{
+    if (queue->n_missing == 0 || queue->stopping || !mr_flag_get(&queue->server->serving)) {
+        return;
+    }
+    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
+        while (queue->missing[m] > 0 && mr_call_expect(queue, methods[m], m)) {
+            queue->missing[m]--;
+            queue->n_missing--;
+        }
+    }
+    if (queue->n_missing > 0) {
+        mr_log_folded(MR_LOG_WARN, "server", "no room for new calls: trying again", "missing=%u",
+                      queue->n_missing);
+    }
+}
+
 static void *queue_main(void *arg)
 {
     mr_rpc_queue *queue = arg;
     for (;;) {
         gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
-        if (queue->n_watchers > 0) {
+        if (queue->n_watchers > 0 || queue->n_missing > 0) {
             until = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                  gpr_time_from_millis(WATCH_INTERVAL_MS, GPR_TIMESPAN));
         }
@@ -157,6 +179,7 @@ static void *queue_main(void *arg)
         } else {
             tick(queue);
         }
+        expect_missing(queue);
         if (queue->stopping && queue->calls == NULL && !queue->stopped) {
             queue->stopped = true;
             grpc_completion_queue_shutdown(queue->cq);
@@ -184,6 +207,7 @@ static void create_grpc(mr_server *server)
         const char *key;
         int value;
     } const settings[] = {
+        {GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_STREAMS},
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MAX_RECEIVE_BYTES},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
         {GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS},
@@ -212,6 +236,10 @@ static void create_queue(mr_server *server, mr_rpc_queue *queue)
     queue->wake_tag.event = MR_RPC_WAKE;
     queue->tick_tag.event = MR_RPC_TICK;
     queue->stop_tag.event = MR_RPC_STOP;
+    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
+        queue->missing[m] = EXPECTED_CALLS;
+        queue->n_missing += EXPECTED_CALLS;
+    }
     mr_request_sink_init(queue);
     grpc_server_register_completion_queue(server->grpc, queue->cq, NULL);
     server->n_queues++;
@@ -235,11 +263,6 @@ static mr_status start_threads(mr_server *server, mr_error *err)
 {
     for (uint32_t i = 0; i < server->n_queues; i++) {
         mr_rpc_queue *queue = &server->queues[i];
-        for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-            for (int n = 0; n < EXPECTED_CALLS; n++) {
-                (void)mr_call_expect(queue, methods[m], server->registered[m]);
-            }
-        }
         if (pthread_create(&queue->thread, NULL, queue_main, queue) != 0) {
             return mr_fail(err, MR_RESOURCE_EXHAUSTED,
                            "the system gave no thread for the gRPC server");
@@ -279,13 +302,15 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     }
     mr_status status = bind_port(server, options->listen, err);
     if (status == MR_OK) {
-        grpc_server_start(server->grpc);
         status = start_threads(server, err);
     }
     if (status != MR_OK) {
         mr_server_destroy(server);
         return status;
     }
+    grpc_server_start(server->grpc);
+    mr_flag_set(&server->serving);
+    tick_all(server); /* the threads say which calls they expect */
     *out = server;
     return MR_OK;
 }
@@ -304,10 +329,10 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime)
     tick_all(server);
 }
 
-static bool wait_down(mr_server *server, uint64_t wait_ns)
+static uint64_t time_after(uint64_t wait_ns)
 {
     const mr_clock clock = mr_clock_monotonic();
-    return mr_event_wait(&server->down, mr_time_add(mr_clock_now(&clock), wait_ns));
+    return mr_time_add(mr_clock_now(&clock), wait_ns);
 }
 
 void mr_server_shutdown(mr_server *server, uint32_t timeout_ms)
@@ -316,16 +341,19 @@ void mr_server_shutdown(mr_server *server, uint32_t timeout_ms)
         return;
     }
     server->shut_down = true;
+    const uint64_t until_ns = time_after((uint64_t)timeout_ms * MR_NS_PER_MS);
     mr_flag_set(&server->draining);
-    grpc_server_shutdown_and_notify(server->grpc, server->queues[0].cq, &server->down_tag);
     tick_all(server);
-    if (wait_down(server, (uint64_t)timeout_ms * MR_NS_PER_MS)) {
+    /* New calls still come in, to be told to go elsewhere and that the server does not serve. */
+    mr_id_registry_wait_empty(&server->ids, until_ns);
+    grpc_server_shutdown_and_notify(server->grpc, server->queues[0].cq, &server->down_tag);
+    if (mr_event_wait(&server->down, until_ns)) {
         return;
     }
     mr_log(MR_LOG_WARN, "server", "streams are cut off", "timeout_ms=%u", timeout_ms);
     mr_flag_set(&server->cut_off);
     tick_all(server);
-    if (wait_down(server, LAST_WORDS_NS)) {
+    if (mr_event_wait(&server->down, time_after(LAST_WORDS_NS))) {
         return;
     }
     /* Clients that do not even take a status. */
@@ -333,17 +361,13 @@ void mr_server_shutdown(mr_server *server, uint32_t timeout_ms)
     (void)mr_event_wait(&server->down, MR_NEVER);
 }
 
-/* A queue that never got a thread: only what gRPC still owes it is left. */
+/* A queue that never got a thread, nor therefore a call. */
 static void drain_queue(mr_rpc_queue *queue)
 {
     grpc_completion_queue_shutdown(queue->cq);
     grpc_event event;
     do {
         event = grpc_completion_queue_next(queue->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-        const mr_rpc_tag *tag = event.type == GRPC_OP_COMPLETE ? event.tag : NULL;
-        if (tag != NULL && tag->event == MR_RPC_NEW) {
-            mr_call_on_event(tag->call, tag->event, event.success != 0);
-        }
     } while (event.type != GRPC_QUEUE_SHUTDOWN);
 }
 

@@ -26,11 +26,29 @@ mr_status mr_text_stream_push(mr_text_stream *stream, uint32_t token)
     return mr_buffer_append(&stream->pending, bytes.data, bytes.size);
 }
 
-mr_status mr_text_stream_take(mr_text_stream *stream, bool last, mr_buffer *out)
+mr_status mr_text_stream_add(mr_text_stream *stream, const mr_token_event *event)
 {
-    const size_t held = last ? 0 : mr_utf8_pending(stream->pending.data, stream->pending.size);
-    const size_t whole = stream->pending.size - held;
+    const mr_tokenizer *tokenizer = stream->tokenizer;
+    if (event->token == MR_NO_TOKEN || tokenizer == NULL ||
+        event->token >= mr_tokenizer_vocab_size(tokenizer)) {
+        return MR_OK;
+    }
+    if (event->matched_token == event->token &&
+        mr_tokenizer_kind(tokenizer, event->token) != MR_TOKEN_SPECIAL) {
+        return MR_OK;
+    }
+    return mr_text_stream_push(stream, event->token);
+}
+
+mr_status mr_text_stream_take(mr_text_stream *stream, uint64_t limit, bool last, mr_buffer *out)
+{
+    const uint64_t open = limit > stream->taken ? limit - stream->taken : 0;
+    size_t whole = open < stream->pending.size ? (size_t)open : stream->pending.size;
+    if (!last) {
+        whole -= mr_utf8_pending(stream->pending.data, whole);
+    }
     MR_TRY(mr_utf8_append_lossy(out, stream->pending.data, whole));
-    mr_buffer_consume(&stream->pending, whole);
+    mr_buffer_consume(&stream->pending, last ? stream->pending.size : whole);
+    stream->taken += whole;
     return MR_OK;
 }

@@ -11,23 +11,11 @@ static double elapsed_ms(uint64_t from_ns, uint64_t to_ns)
     return from_ns != 0 && to_ns > from_ns ? (double)(to_ns - from_ns) / 1e6 : 0.0;
 }
 
-static const char *finish_name(mr_finish finish, mr_status status)
-{
-    static const char *const names[] = {"none",      "stop",       "length",
-                                        "cancelled", "time_limit", "error"};
-    if (status == MR_DEADLINE_EXCEEDED) {
-        return "deadline";
-    }
-    if (finish == MR_FINISH_NONE) {
-        return status == MR_OK || status == MR_CANCELLED ? "cancelled" : "error";
-    }
-    return names[finish];
-}
-
-void mr_usage_log(const mr_request *request, mr_finish finish, const char *model)
+void mr_usage_log(const mr_request *request, const char *model)
 {
     const mr_request_usage *usage = &request->usage;
     const mr_status status = request->error.status;
+    const bool deadline = status == MR_DEADLINE_EXCEEDED;
     const uint64_t left_queue = usage->scheduled_ns != 0 ? usage->scheduled_ns : usage->finished_ns;
     char id[2 * MR_REQUEST_ID_MAX + 3];
     char name[264];
@@ -37,7 +25,7 @@ void mr_usage_log(const mr_request *request, mr_finish finish, const char *model
            "decode_ms=%.1f",
            mr_log_quote(model, name, sizeof(name)), mr_log_quote(request->id, id, sizeof(id)),
            usage->prompt_tokens, usage->completion_tokens, usage->cached_tokens, usage->preemptions,
-           finish_name(finish, status), mr_status_name(status),
+           deadline ? "deadline" : mr_finish_name(usage->finish), mr_status_name(status),
            elapsed_ms(usage->arrived_ns, left_queue),
            elapsed_ms(usage->scheduled_ns, usage->first_token_ns),
            elapsed_ms(usage->first_token_ns, usage->finished_ns));

@@ -5,8 +5,8 @@
 
 #include "scheduler/request.h"
 
-/* One line of a request whose last event is in. `finish` is NONE where its reader left before. */
-void mr_usage_log(const mr_request *request, mr_finish finish, const char *model);
+/* One line of a request that the engine is done with. */
+void mr_usage_log(const mr_request *request, const char *model);
 /* A request that was never queued; its status and field, not its message, which may quote it. */
 void mr_usage_log_refused(const mr_error *err);
 

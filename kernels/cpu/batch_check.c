@@ -78,6 +78,10 @@ static mr_status check_seqs(const mr_cpu_exec *exec, const mr_batch *b, mr_error
 static mr_status check_kv_slots(const mr_cpu_exec *exec, const mr_batch *b, mr_error *err)
 {
     const uint32_t slots = exec->options.n_blocks * exec->options.block_size;
+    if (b->kv_groups != exec->plan->kv.groups) {
+        return BATCH_FAULT(err, b, "kv_slot is of %u KV groups; the plan has %u", b->kv_groups,
+                           exec->plan->kv.groups);
+    }
     const uint64_t count = (uint64_t)exec->plan->kv.groups * b->n_tokens;
     for (uint64_t i = 0; i < count; i++) {
         if (b->kv_slot[i] >= slots) {

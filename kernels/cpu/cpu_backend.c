@@ -104,8 +104,7 @@ static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **
         [MR_CPU_ISA_AVX2] = "avx2",
         [MR_CPU_ISA_AVX512_VNNI] = "avx512vnni",
     };
-    if ((unsigned)options->compute > MR_COMPUTE_F32 ||
-        (unsigned)options->isa >= MR_CPU_ISA_COUNT) {
+    if ((unsigned)options->compute > MR_COMPUTE_F32 || (unsigned)options->isa >= MR_CPU_ISA_COUNT) {
         return mr_fail(err, MR_INVALID_ARGUMENT, "cpu backend: compute %d, isa %d are not known",
                        (int)options->compute, (int)options->isa);
     }

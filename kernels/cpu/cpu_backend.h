@@ -23,7 +23,8 @@ typedef enum mr_cpu_isa {
 
 typedef struct mr_cpu_options {
     mr_compute compute;
-    mr_cpu_isa isa;   /* AUTO: the best this CPU has. FAILED_PRECONDITION if it lacks the one asked for */
+    mr_cpu_isa
+        isa; /* AUTO: the best this CPU has. FAILED_PRECONDITION if it lacks the one asked for */
     uint32_t threads; /* 0: mr_cpu_count() */
 } mr_cpu_options;
 

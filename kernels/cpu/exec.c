@@ -30,11 +30,14 @@ static void *take(mr_cpu_exec *exec, uint64_t count, uint64_t size)
 
 static mr_status check_options(const mr_exec_options *o, mr_error *err)
 {
-    if (o->max_tokens == 0 || o->max_tokens > INT32_MAX || o->max_seqs == 0 || o->max_rows == 0 ||
-        o->max_rows > INT32_MAX || o->max_context == 0 || o->block_size == 0) {
-        return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "compile: tokens, sequences, rows, context and block size must be from 1 "
-                       "to 2^31 - 1");
+    const uint32_t sizes[] = {o->max_tokens, o->max_seqs, o->max_rows, o->max_context,
+                              o->block_size};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        if (sizes[i] == 0 || sizes[i] > INT32_MAX) {
+            return mr_fail(err, MR_INVALID_ARGUMENT,
+                           "compile: tokens, sequences, rows, context and block size must be from "
+                           "1 to 2^31 - 1");
+        }
     }
     if (o->n_blocks < 2 || (uint64_t)o->n_blocks * o->block_size > UINT32_MAX) {
         return mr_fail(err, MR_INVALID_ARGUMENT,

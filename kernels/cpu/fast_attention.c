@@ -102,66 +102,79 @@ static uint32_t first_seen(const tile *t, uint32_t position)
     return t->op->window > 0 && position >= t->op->window ? position - t->op->window + 1 : 0;
 }
 
+/* Positions next to each other that lie in one block of the pool: a run of keys or values is read
+ * piece by piece. */
+typedef struct piece {
+    const uint8_t *head; /* keys or values of the KV head in the block */
+    uint32_t offset;     /* in the block */
+    uint32_t count;
+} piece;
+
+/* The first piece of [key, key + count); keys (value = 0) or values. */
+static inline piece next_piece(const tile *t, uint32_t key, uint32_t count, uint32_t value)
+{
+    const uint32_t block_size = t->exec->options.block_size;
+    const uint32_t offset = key % block_size;
+    const uint32_t room = block_size - offset;
+    return (piece){
+        .head = mr_cpu_kv(t->exec, t->op->layer, value, t->table[key / block_size], t->kv_head),
+        .offset = offset,
+        .count = count < room ? count : room,
+    };
+}
+
 /* Asks for the keys (value = 0) or values of [key, key + count), which lie in short pieces all over
  * the pool, where the processor's own prefetching is of little use. */
 static void prefetch(const tile *t, uint32_t key, uint32_t count, uint32_t value)
 {
-    const uint32_t block_size = t->exec->options.block_size;
-    for (uint32_t done = 0, n; done < count; done += n) {
-        const uint32_t offset = (key + done) % block_size;
-        n = count - done < block_size - offset ? count - done : block_size - offset;
-        const uint8_t *block = mr_cpu_kv(t->exec, t->op->layer, value,
-                                         t->table[(key + done) / block_size], t->kv_head);
-        const uint64_t first = value ? offset * t->exec->kv_row_bytes : 0;
-        const uint64_t end = value ? first + n * t->exec->kv_row_bytes : t->exec->kv_head_bytes;
+    const uint64_t row_bytes = t->exec->kv_row_bytes;
+    for (uint32_t done = 0; done < count;) {
+        const piece p = next_piece(t, key + done, count - done, value);
+        const uint64_t first = value ? p.offset * row_bytes : 0;
+        const uint64_t end = value ? first + p.count * row_bytes : t->exec->kv_head_bytes;
         for (uint64_t at = first; at < end; at += CACHE_LINE) {
-            __builtin_prefetch(block + at);
+            __builtin_prefetch(p.head + at);
         }
+        done += p.count;
     }
 }
 
 /* Widens keys [key, key + count) into columns `column` … of the scratch, block by block. */
 static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t column)
 {
-    const uint32_t block_size = t->exec->options.block_size;
     const mr_dtype dtype = t->exec->options.kv_dtype;
-    for (uint32_t done = 0, n; done < count; done += n) {
-        const uint32_t offset = (key + done) % block_size;
-        n = count - done < block_size - offset ? count - done : block_size - offset;
-        const uint8_t *block =
-            mr_cpu_kv(t->exec, t->op->layer, 0, t->table[(key + done) / block_size], t->kv_head);
+    for (uint32_t done = 0; done < count;) {
+        const piece p = next_piece(t, key + done, count - done, 0);
         const mr_fast_widen job = {
             .dtype = dtype,
-            .from = block + (size_t)offset * mr_dtype_info_get(dtype)->block_bytes,
-            .from_stride = block_size,
+            .from = p.head + (size_t)p.offset * mr_dtype_info_get(dtype)->block_bytes,
+            .from_stride = t->exec->options.block_size,
             .to = t->keys + column + done,
             .to_stride = MR_FAST_GROUP,
             .rows = t->width,
-            .cols = n,
+            .cols = p.count,
         };
         mr_fast_kernels_of(t->exec)->widen(&job);
+        done += p.count;
     }
 }
 
 /* Widens values [key, key + count) into the first rows of the scratch. */
 static void load_values(const tile *t, uint32_t key, uint32_t count)
 {
-    const uint32_t block_size = t->exec->options.block_size;
-    for (uint32_t done = 0, n; done < count; done += n) {
-        const uint32_t offset = (key + done) % block_size;
-        n = count - done < block_size - offset ? count - done : block_size - offset;
-        const uint8_t *block =
-            mr_cpu_kv(t->exec, t->op->layer, 1, t->table[(key + done) / block_size], t->kv_head);
+    for (uint32_t done = 0; done < count;) {
+        const piece p = next_piece(t, key + done, count - done, 1);
         const mr_fast_widen job = {
             .dtype = t->exec->options.kv_dtype,
-            .from = block + offset * t->exec->kv_row_bytes,
+            .from = p.head + p.offset * t->exec->kv_row_bytes,
             .from_stride = t->width,
             .to = t->values + (size_t)done * t->padded,
             .to_stride = t->padded,
-            .rows = n,
+            .rows = p.count,
             .cols = t->width,
         };
         mr_fast_kernels_of(t->exec)->widen(&job);
+        done += p.count;
     }
 }
 

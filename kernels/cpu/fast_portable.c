@@ -5,19 +5,45 @@
 #include "kernels/cpu/fast_kernels_impl.h"
 #include "kernels/cpu/fast_tiles_impl.h"
 
-enum { HALF = 16, WORD_BYTES = 64 };
+enum { HALF = 16, WORD_BYTES = 64, SPAN_WORDS = 4 };
 
-/* Σ u · x of one output and of inputs [begin, end) of a block; `codes` is at its first word, words
- * are 64 bytes apart. */
-static int32_t dot_codes(bool bytes, const uint8_t *codes, const int8_t *x, uint32_t begin,
-                         uint32_t end)
+/* Σ u · x of one output and one span of 16 inputs; `codes` is at its first word, words are 64 bytes
+ * apart, and the nibbles of a byte are of different spans. */
+static int32_t dot_u4(const uint8_t *codes, const int8_t *x, uint32_t span)
 {
     int32_t sum = 0;
-    for (uint32_t j = begin; j < end; j++) {
-        const uint32_t at = bytes ? j : j % HALF; /* two nibbles a byte: j and j + 16 */
-        const uint8_t byte = codes[at / 4 * WORD_BYTES + at % 4];
-        const int code = bytes ? byte : j < HALF ? byte & 0x0f : byte >> 4;
-        sum += code * x[j];
+    x += span * MR_FAST_SPAN;
+    for (uint32_t w = 0; w < SPAN_WORDS; w++, codes += WORD_BYTES) {
+        for (uint32_t c = 0; c < 4; c++) {
+            sum += (codes[c] >> 4 * span & 0x0f) * x[4 * w + c];
+        }
+    }
+    return sum;
+}
+
+static int32_t dot_u8(const uint8_t *codes, const int8_t *x, uint32_t span)
+{
+    int32_t sum = 0;
+    x += span * MR_FAST_SPAN;
+    codes += span * SPAN_WORDS * WORD_BYTES;
+    for (uint32_t w = 0; w < SPAN_WORDS; w++, codes += WORD_BYTES) {
+        for (uint32_t c = 0; c < 4; c++) {
+            sum += codes[c] * x[4 * w + c];
+        }
+    }
+    return sum;
+}
+
+/* Of all planes and of spans [begin, end). */
+static int32_t dot_planes(bool bytes, const uint8_t *codes, const int8_t *x, uint32_t planes,
+                          uint32_t begin, uint32_t end)
+{
+    int32_t sum = 0;
+    for (uint32_t plane = 0; plane < planes; plane++, x += MR_FAST_BLOCK) {
+        sum *= 256;
+        for (uint32_t span = begin; span < end; span++) {
+            sum += bytes ? dot_u8(codes, x, span) : dot_u4(codes, x, span);
+        }
     }
     return sum;
 }
@@ -28,7 +54,6 @@ static float output(const mr_fast_linear *job, uint32_t i, const uint8_t *row)
     const bool bytes = mr_fast_has_bytes(job->layout);
     const bool offsets = mr_fast_has_offsets(job->layout);
     const uint32_t spans = mr_fast_has_pairs(job->layout) ? 2 : 1;
-    const uint32_t inputs = MR_FAST_BLOCK / spans;
     const size_t code_bytes = (size_t)MR_FAST_STRIP * MR_FAST_BLOCK / (bytes ? 1 : 2);
     const size_t block_bytes = code_bytes + 2 * mr_fast_numbers(job->layout) * MR_FAST_STRIP;
     const size_t first = i / HALF * (code_bytes / 2) + i % HALF * 4;
@@ -40,11 +65,8 @@ static float output(const mr_fast_linear *job, uint32_t i, const uint8_t *row)
         const uint16_t *half = (const uint16_t *)scales + i;
         for (uint32_t span = 0; span < spans; span++, half += MR_FAST_STRIP) {
             const int32_t minus = spans == 1 ? x->minus_sum : mr_fast_minus_span(x, span);
-            int32_t dot = 0;
-            for (uint32_t plane = 0; plane < job->planes; plane++) {
-                dot = 256 * dot + dot_codes(bytes, block + first, x->codes + plane * MR_FAST_BLOCK,
-                                            span * inputs, (span + 1) * inputs);
-            }
+            int32_t dot = dot_planes(bytes, block + first, x->codes, job->planes, span,
+                                     spans == 1 ? 2 : span + 1);
             dot += offsets ? 0 : (bytes ? 128 : 8) * minus;
             sum += (float)dot * (mr_f16_to_f32(*half) * x->scale);
             if (offsets) {

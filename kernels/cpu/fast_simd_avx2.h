@@ -8,7 +8,7 @@
 #include <stdint.h>
 #include <string.h>
 
-#define MR_SIMD      static inline __attribute__((always_inline))
+#include "kernels/cpu/fast_inline.h"
 #define MR_TILE_ROWS 3
 #define MR_TILE_VECS 2
 

@@ -6,7 +6,7 @@
 #include <immintrin.h>
 #include <stdint.h>
 
-#define MR_SIMD      static inline __attribute__((always_inline))
+#include "kernels/cpu/fast_inline.h"
 #define MR_TILE_ROWS 6
 #define MR_TILE_VECS 4
 

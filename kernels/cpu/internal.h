@@ -4,7 +4,7 @@
  *
  *   backend ── path ──► one table: weight layout, scratch, a function for each kind of operator
  *                       reference (compute=f32) | portable | AVX2 | AVX-512 VNNI
- *   exec.c walks the plan as one job of the thread pool. Every thread calls every operator, takes
+ *   step.c walks the plan as one job of the thread pool. Every thread calls every operator, takes
  *   its share of the work, and meets the others at a barrier after it.
  *
  * Determinism: an output element is computed whole by one thread, in an order that depends on the
@@ -66,7 +66,7 @@ struct mr_cpu_exec {
     mr_thread_pool *pool; /* the backend's */
     uint32_t threads;
 
-    float **buffers; /* [plan->n_buffers] → [max_tokens or max_rows][width], aligned to 64 */
+    float **buffers;    /* [plan->n_buffers] → [max_tokens or max_rows][width], aligned to 64 */
     mr_cpu_rope *ropes; /* [plan->n_ropes] */
 
     /* KV pool: [layer][key, value][block][kv head][offset in block][D] of kv_dtype, so that the
@@ -86,23 +86,23 @@ struct mr_cpu_exec {
     /* This step. */
     const mr_batch *batch; /* NULL between steps */
     bool pending;          /* submitted, not yet waited for */
-    uint32_t *tokens;       /* [T] resolved ids */
-    uint32_t *token_seq;    /* [T] which sequence of the batch */
+    uint32_t *tokens;      /* [T] resolved ids */
+    uint32_t *token_seq;   /* [T] which sequence of the batch */
 
     /* Results of the last step; `drawn` is what ~r names in the next. */
     uint64_t step;
     uint32_t n_drawn;
-    uint32_t *drawn;        /* [R] */
-    float *logprobs;        /* [R] */
-    uint8_t *n_top;         /* [R] */
-    mr_alternative *top;    /* [R][MR_MAX_TOP] */
-    uint8_t *corrupt;       /* [R] */
-    float *logits;          /* [R][V] if options.keep_logits */
+    uint32_t *drawn;     /* [R] */
+    float *logprobs;     /* [R] */
+    uint8_t *n_top;      /* [R] */
+    mr_alternative *top; /* [R][MR_MAX_TOP] */
+    uint8_t *corrupt;    /* [R] */
+    float *logits;       /* [R][V] if options.keep_logits */
 
     mr_sampler **samplers; /* [threads] */
     uint8_t *scratch;      /* [threads][scratch_bytes], aligned to 64 */
     size_t scratch_bytes;
-    void *path_state;      /* made by path->exec_init, freed by path->exec_deinit */
+    void *path_state;          /* made by path->exec_init, freed by path->exec_deinit */
     uint64_t activation_bytes; /* everything but weights and KV; exec_init adds its own */
     mr_exec_times times;
 };
@@ -200,7 +200,8 @@ static inline const float *mr_cpu_vector(const mr_cpu_exec *exec, mr_weight_id i
     return id == MR_NO_WEIGHT ? NULL : (const float *)exec->weights->items[id].data;
 }
 
-/* Start of [block_size][D] keys (value = 0) or values (value = 1) of one head in one block. */
+/* Start of the block_size · D keys (value = 0) or values (value = 1) of one head in one block;
+ * their order is the path's. */
 static inline uint8_t *mr_cpu_kv(const mr_cpu_exec *exec, uint32_t layer, uint32_t value,
                                  uint32_t block, uint32_t head)
 {

@@ -118,8 +118,32 @@ class Answer:
         self.tokens = [token for chunk in chunks for token in chunk.tokens]
         self.ids = [token.id for token in self.tokens]
         self.finish = chunks[-1].finish_reason if chunks else None
+        self.prompt = [token for message in self.messages for token in message.prompt]
         self.usage = self.messages[-1].usage if self.messages else None
         self.seed = chunks[0].seed if chunks else None
+
+
+class Choice:
+    """One choice of an answer."""
+
+    def __init__(self, answer, index):
+        chunks = [chunk for chunk in answer.chunks if chunk.index == index]
+        self.chunks = chunks
+        self.text = "".join(chunk.text for chunk in chunks)
+        self.tokens = [token for chunk in chunks for token in chunk.tokens]
+        self.ids = [token.id for token in self.tokens]
+        finishes = [chunk.finish_reason for chunk in chunks if chunk.finish_reason]
+        assert len(finishes) == 1 and chunks[-1].finish_reason == finishes[0], f"choice {index} ends {finishes}"
+        self.finish = finishes[0]
+        self.last = chunks[-1]
+
+
+def choices(answer):
+    return [Choice(answer, index) for index in sorted({chunk.index for chunk in answer.chunks})]
+
+
+def unary(stub, asked, timeout=CALL_S):
+    return Answer([stub.GenerateUnary(pb.GenerateUnaryRequest(request=asked), timeout=timeout).response])
 
 
 def generate(stub, asked, timeout=CALL_S):

@@ -65,7 +65,7 @@ def test_latency_counts_from_the_due_time(millrace_bin, model_path):
 
 def test_deadline(server, millrace_bin):
     done = bench(millrace_bin, server.address, "--json", "--requests", "2", "--timeout-ms", "1", "--prompt-tokens",
-                 "500", "--output-tokens", "100", code=1)
+                 "200", "--output-tokens", "100", code=1)
     report = json.loads(done.stdout)
     assert report["errors"] == {"DEADLINE_EXCEEDED": 2} and report["ttft_ms"]["p50"] is None
 

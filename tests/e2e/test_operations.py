@@ -9,7 +9,7 @@ import time
 import grpc
 import pytest
 from google.rpc import error_details_pb2, status_pb2
-from grpc_health.v1 import health_pb2
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from serving import CALL_S, Server, failure, generate, greedy
 from stubs import pb, pb_grpc
@@ -196,6 +196,40 @@ def test_sigterm_lets_streams_end_H3(millrace_bin, model_path):
         error = failure(server.stub.Generate, greedy(1, text=PROMPT), timeout=5)
         assert error.code() == grpc.StatusCode.UNAVAILABLE
         assert server.wait() == 0
+    finally:
+        server.stop()
+
+
+def test_sigterm_answers_new_calls_while_a_stream_runs_H3(millrace_bin, model_path):
+    """Also on new connections: refused with a retry time, and NOT_SERVING."""
+    server = Server(millrace_bin, model_path, "max_seq_length=8192")
+    try:
+        call = server.stub.Generate(greedy(8100, text=PROMPT), timeout=CALL_S)
+        next(call)
+        watch = server.health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
+        assert next(watch).status == SERVING
+        server.terminate()
+        assert next(watch).status == NOT_SERVING
+        with server.new_channel() as channel:
+            for stub, health in ((server.stub, server.health),
+                                 (pb_grpc.InferenceServiceStub(channel), health_pb2_grpc.HealthStub(channel))):
+                error = failure(stub.Generate, greedy(1, text=PROMPT))
+                assert error.code() == grpc.StatusCode.UNAVAILABLE
+                check_retry(error)
+                assert health.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING
+        assert next(call).chunks
+        call.cancel()
+        assert server.wait() == 0
+    finally:
+        server.stop()
+
+
+def test_sigterm_while_the_model_loads(millrace_bin, model_path):
+    server = Server(millrace_bin, model_path, ready=False)
+    try:
+        server.terminate()
+        assert server.wait() == 0
+        assert "shutting down" in server.log
     finally:
         server.stop()
 

@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.protobuf import json_format
 
-from serving import CALL_S, failure, generate, greedy, request
+from serving import CALL_S, Answer, failure, generate, greedy, request
 from stubs import REPOSITORY, pb, pb_grpc
 
 GENERATE = "/millrace.v1.InferenceService/Generate"
@@ -74,8 +74,8 @@ def test_unsupported_method_is_refused_by_name(server, name, sample, what):
 
 def test_every_method_is_served_or_in_the_table():
     listed = {row[0] for row in METHOD_ROWS}
-    served = {"InferenceService/Generate", "InferenceService/GenerateUnary", "InferenceService/GetModel",
-              "AdminService/GetLoad"}
+    served = {f"InferenceService/{name}" for name in
+              ("Generate", "GenerateUnary", "Abort", "Tokenize", "Detokenize", "GetModel")} | {"AdminService/GetLoad"}
     methods = {f"{service.name}/{method.name}" for service in pb.DESCRIPTOR.services_by_name.values()
                for method in service.methods}
     assert listed | served == methods and not listed & served
@@ -102,6 +102,33 @@ INVALID = [
     ("sampling.frequency_penalty", {"sampling": {"frequencyPenalty": -2.5}}),
     ("stopping.max_tokens", {"stopping": {"maxTokens": 0}}),
     ("stopping.min_tokens", {"stopping": {"maxTokens": 4, "minTokens": 5}}),
+    ("sampling.n", {"sampling": {"n": 2**32 - 1}}),
+    ("sampling.n", {"sampling": {"n": 3, "beamWidth": 2}}),
+    ("sampling.top_p", {"sampling": {"topP": "-Infinity"}}),
+    ("sampling.min_p", {"sampling": {"minP": "NaN"}}),
+    ("sampling.repetition_penalty", {"sampling": {"repetitionPenalty": -1}}),
+    ("sampling.repetition_penalty", {"sampling": {"repetitionPenalty": "NaN"}}),
+    ("sampling.frequency_penalty", {"sampling": {"frequencyPenalty": "Infinity"}}),
+    ("sampling.length_penalty", {"sampling": {"lengthPenalty": "NaN"}}),
+    ("sampling.length_penalty", {"sampling": {"lengthPenalty": "Infinity"}}),
+    ("sampling.length_penalty", {"sampling": {"lengthPenalty": -11, "beamWidth": 2}}),
+    ("sampling.logit_bias", {"sampling": {"logitBias": [{"token": 5, "bias": "NaN"}]}}),
+    ("sampling.logit_bias", {"sampling": {"logitBias": [{"token": 5, "bias": "-Infinity"}]}}),
+    ("sampling.logit_bias", {"sampling": {"logitBias": [{"token": 5, "bias": 100.5}]}}),
+    ("sampling.logit_bias", {"sampling": {"logitBias": [{"token": 49152, "bias": 1}]}}),
+    ("sampling.logit_bias", {"sampling": {"logitBias": [{"token": 5, "bias": 1}, {"token": 5, "bias": 1}]}}),
+    ("sampling.logit_bias", {"sampling": {"logitBias": [{"token": i, "bias": 1} for i in range(1025)]}}),
+    ("stopping.max_tokens", {"stopping": {"maxTokens": 0, "strings": ["a"]}}),
+    ("stopping.strings", {"stopping": {"strings": [""]}}),
+    ("stopping.strings", {"stopping": {"strings": ["a", ""]}}),
+    ("stopping.strings", {"stopping": {"strings": ["a"] * 17}}),
+    ("stopping.strings", {"stopping": {"strings": ["x" * 4097]}}),
+    ("stopping.strings", {"stopping": {"strings": ["a"]}, "output": {"skipText": True}}),
+    ("stopping.token_ids", {"stopping": {"tokenIds": [49152]}}),
+    ("stopping.token_ids", {"stopping": {"tokenIds": [2**32 - 1]}}),
+    ("stopping.token_ids", {"stopping": {"tokenIds": list(range(65))}}),
+    ("output.top_logprobs", {"sampling": {"beamWidth": 2}, "output": {"logprobs": True, "topLogprobs": 1}}),
+    ("output.top_logprobs", {"output": {"promptLogprobs": True, "topLogprobs": 21}}),
     ("output.top_logprobs", {"output": {"logprobs": True, "topLogprobs": 21}}),
     ("output.top_logprobs", {"output": {"topLogprobs": 1}}),
     ("tokens.ids", {"tokens": {"ids": [49152]}}),
@@ -123,6 +150,19 @@ def test_invalid_value_names_its_field_D5(stub, field, change):
     assert error.details().startswith(field)
     unary = failure(stub.GenerateUnary, pb.GenerateUnaryRequest(request=request({**fields, **change})))
     assert (unary.code(), unary.details()) == (error.code(), error.details())
+
+
+def test_bad_values_leave_a_neighbour_alone_D5(stub):
+    asked = request({"text": PROMPT, "sampling": {"temperature": 1, "seed": "9"},
+                     "stopping": {"maxTokens": 120, "ignoreEos": True}})
+    alone = generate(stub, asked)
+    neighbour = stub.Generate(asked, timeout=CALL_S)
+    messages = [next(neighbour)]
+    for _, change in INVALID:
+        fields = {} if {"tokens", "chat", "text"} & change.keys() else {"text": PROMPT}
+        assert failure(stub.Generate, request({**fields, **change})).code() == grpc.StatusCode.INVALID_ARGUMENT
+    messages.extend(neighbour)
+    assert Answer(messages).tokens == alone.tokens and Answer(messages).text == alone.text
 
 
 @pytest.mark.parametrize("field", ["output.logprobs_mode", "speculation.method"])
@@ -183,6 +223,7 @@ BAD_UTF8 = [
     ("text", field(3, b"\xed\xa0\x80")),
     ("request_id", field(1, b"\xc0\x80") + field(3, b"a")),
     ("model", field(2, b"\x80") + field(3, b"a")),
+    ("stopping.strings", field(3, b"a") + field(7, field(3, b"\xff"))),
     ("chat.messages.content", field(5, field(1, field(1, b"user") + field(2, b"\xe2\x82")))),
     ("chat.messages.role", field(5, field(1, field(1, b"\xff") + field(2, b"a")))),
 ]

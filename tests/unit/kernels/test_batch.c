@@ -71,6 +71,7 @@ static void test_drawing(void **state)
     assert_int_equal(b->n_tokens, 7);
     assert_int_equal(b->n_seqs, 3);
     assert_int_equal(b->n_rows, 4);
+    assert_int_equal(b->kv_groups, 2);
     assert_memory_equal(b->token_src, token_src, sizeof(token_src));
     assert_memory_equal(b->positions, positions, sizeof(positions));
     assert_memory_equal(b->seq_start, seq_start, sizeof(seq_start));

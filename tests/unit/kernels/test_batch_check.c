@@ -70,10 +70,11 @@ SPOIL(position, numbers[0] = 2; b->positions = numbers)
 SPOIL(start, numbers[1] = 1; b->seq_start = numbers)
 SPOIL(slot, numbers[0] = 4; b->seq_slot = numbers)
 SPOIL(context, numbers[0] = 81; b->context_len = numbers)
+SPOIL(kv_groups, b->kv_groups = 2)
 SPOIL(kv_slot, numbers[0] = 41 * 8; b->kv_slot = numbers)
 SPOIL(logit_row, numbers[0] = 2; b->logit_rows = numbers)
 SPOIL(target, one_row.target = 96; b->row_params = &one_row)
-SPOIL(n_top, one_row.n_top = 21; b->row_params = &one_row)
+SPOIL(n_top, one_row.n_top = MR_MAX_TOP + 1; b->row_params = &one_row)
 SPOIL(history_len, one_row.history_len = 81; b->row_params = &one_row)
 SPOIL(prompt_len, one_row.prompt_len = 1; b->row_params = &one_row)
 SPOIL(bias, one_row.bias_count = 1; numbers[0] = 96; b->bias_tokens = numbers;
@@ -101,10 +102,11 @@ static const struct {
     {start, "seq_start runs from 0 to 1, not from 0 to 2"},
     {slot, "seq_slot[0] is 4"},
     {context, "context_len[0] is 81"},
+    {kv_groups, "kv_slot is of 2 KV groups; the plan has 1"},
     {kv_slot, "kv_slot[0] is 328"},
     {logit_row, "logit_rows[0] is 2"},
     {target, "row_params[0].target is 96"},
-    {n_top, "n_top is 21"},
+    {n_top, "n_top is 33"},
     {history_len, "history of 81"},
     {prompt_len, "prompt of 1"},
     {bias, "bias for token 96"},

@@ -65,7 +65,7 @@ static void test_every_type_is_bit_equal(void **state)
     (void)state;
     uint32_t types = 0;
     for (unsigned dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
-        if (mr_dtype_is_quantised((mr_dtype)dtype)) {
+        if (mr_dtype_info_get((mr_dtype)dtype)->block_elements > 1) {
             check_type((mr_dtype)dtype);
             types++;
         }

@@ -212,15 +212,16 @@ static void test_exec_batch_invariance(void **state)
     options.kv_dtype = MR_DTYPE_BF16;
     for (size_t d = 0; d < sizeof(dtypes) / sizeof(dtypes[0]); d++) {
         tiny_dims dims = tiny_dims_of(dtypes[d]);
-        dims.layers = dims.width > 64 ? 1 : 2;
         dims.window = d == 0 ? 20 : 0;
+        const uint32_t stride = dims.width > 64 ? 2 : 1; /* the large ones take longer */
         tiny_plan tiny;
         tiny_plan_create(&dims, &tiny);
         for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
             float *expected = NULL;
-            for (uint32_t threads = 1; threads <= 3; threads++) {
+            for (uint32_t threads = 1; threads <= 3; threads += stride) {
                 mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], threads);
-                for (size_t w = 0; backend != NULL && w < sizeof(ways) / sizeof(ways[0]); w++) {
+                for (size_t w = 0; backend != NULL && w < sizeof(ways) / sizeof(ways[0]);
+                     w += stride) {
                     float *logits = run(backend, &tiny, &options, ways[w]);
                     if (expected == NULL) {
                         expected = logits;

@@ -368,12 +368,12 @@ static void check_rows(const matrix *m)
     mr_quant_group groups[MR_QUANT_GROUPS_MAX];
     for (uint32_t i = 0; i < m->from.n * m->from.k; i++) {
         const uint32_t at = i % info->block_elements;
-        if (at == 0 && mr_dtype_is_quantised(m->from.dtype)) {
+        if (at == 0 && info->block_elements > 1) {
             const size_t block = i / info->block_elements;
             mr_quant_unpack(m->from.dtype, m->source + block * info->block_bytes, groups);
         }
         const float most =
-            mr_dtype_is_quantised(m->from.dtype) ? packing_error(m->from.dtype, groups, at) : 0.0f;
+            info->block_elements > 1 ? packing_error(m->from.dtype, groups, at) : 0.0f;
         if (!(fabsf(m->stored[i] - m->exact[i]) <= most)) {
             fail_msg("%s element %u: %g for %g +- %g", info->name, i, (double)m->stored[i],
                      (double)m->exact[i], (double)most);

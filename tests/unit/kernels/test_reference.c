@@ -441,6 +441,12 @@ static void test_compile_refuses(void **state)
         vt->compile(f->backend, f->tiny.plan, f->session.weights, &options, &exec, &err),
         MR_INVALID_ARGUMENT);
     options = tiny_options();
+    options.max_seqs = 1u << 31;
+    assert_int_equal(
+        vt->compile(f->backend, f->tiny.plan, f->session.weights, &options, &exec, &err),
+        MR_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "from 1 to 2^31 - 1"));
+    options = tiny_options();
     options.n_blocks = 500u << 20; /* 2 TB */
     assert_int_equal(
         vt->compile(f->backend, f->tiny.plan, f->session.weights, &options, &exec, &err),

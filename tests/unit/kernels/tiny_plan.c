@@ -51,6 +51,7 @@ tiny_dims tiny_dims_of(mr_dtype dtype)
     tiny_dims dims = tiny_dims_default();
     dims.dtype = dtype;
     if (mr_dtype_info_get(dtype)->block_elements > 32) {
+        dims.layers = 1;
         dims.width = 256;
         dims.head_width = 64;
         dims.ffn = 256;

@@ -28,7 +28,7 @@ typedef struct tiny_dims {
 
 /* 2 layers, width 64, 4 heads over 2, D 16, ffn 96, vocabulary 96, F32, nothing special. */
 tiny_dims tiny_dims_default(void);
-/* That in `dtype`; width and ffn 256 and D 64 where blocks have so many elements. */
+/* That in `dtype`; 1 layer, width and ffn 256, D 64 where blocks have so many elements. */
 tiny_dims tiny_dims_of(mr_dtype dtype);
 
 typedef struct tiny_layer {

@@ -199,12 +199,6 @@ static void test_added_K3_matched_before_the_pattern(void **state)
     CHECK(tokenizer, "-x><y>zab", &parse, '-', later, ab);
     CHECK(tokenizer, "<x<x", &parse, shorter, shorter);
     CHECK(tokenizer, "<x", &no_parse, '<', 'x');
-    uint32_t id = 0;
-    assert_true(mr_tokenizer_find_added(tokenizer, "<x><y>", &id));
-    assert_int_equal(id, longer);
-    assert_false(mr_tokenizer_find_added(tokenizer, "<x><", &id));
-    assert_false(mr_tokenizer_find_added(tokenizer, "ab", &id));
-    assert_false(mr_tokenizer_find_added(tokenizer, "", &id));
     mr_tokenizer_destroy(tokenizer);
 }
 

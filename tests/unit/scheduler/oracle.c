@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "oracle.h"
 
+#include "scheduler/stop_internal.h"
+
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -158,7 +160,7 @@ static int by_score(const void *a, const void *b)
     return x->score < y->score ? 1 : x->score > y->score ? -1 : (int)x->order - (int)y->order;
 }
 
-/* Whether its last token ends it, by the text from its very beginning. */
+/* Whether its last token ends it; those before did not. */
 static void judge(const mr_scheduler_options *options, const mr_request *request, hypothesis *h)
 {
     static scripted_result text;
@@ -169,16 +171,18 @@ static void judge(const mr_scheduler_options *options, const mr_request *request
     h->matched_token = MR_NO_TOKEN;
     h->matched_stop = MR_NO_STOP;
     h->finish = MR_FINISH_NONE;
-    for (uint32_t i = 0; i < h->n_tokens; i++) {
-        const bool may_stop = i >= request->params.min_tokens;
-        text.n_tokens = i;
-        if (may_stop && is_in(h->tokens[i], stops, n_stops)) {
-            h->finish = MR_FINISH_STOP;
-            h->matched_token = h->tokens[i];
-        } else if (ends_by_text(options, request, h->tokens[i], may_stop, &text)) {
-            h->finish = MR_FINISH_STOP;
-            h->matched_stop = text.matched_stop;
-        }
+    const uint32_t last = h->n_tokens - 1;
+    for (uint32_t i = 0; i < last; i++) {
+        add_text(options, request, h->tokens[i], &text);
+    }
+    const bool may_stop = last >= request->params.min_tokens;
+    text.n_tokens = last;
+    if (may_stop && is_in(h->tokens[last], stops, n_stops)) {
+        h->finish = MR_FINISH_STOP;
+        h->matched_token = h->tokens[last];
+    } else if (ends_by_text(options, request, h->tokens[last], may_stop, &text)) {
+        h->finish = MR_FINISH_STOP;
+        h->matched_stop = text.matched_stop;
     }
     if (h->finish == MR_FINISH_NONE &&
         (h->n_tokens == request->params.max_tokens ||

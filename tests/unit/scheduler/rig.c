@@ -249,6 +249,7 @@ void rig_expect_whole(rig *r, mr_request *request)
 void rig_expect_end(mr_request *request, mr_finish finish, mr_status status)
 {
     uint32_t ended = 0;
+    uint32_t worst = MR_FINISH_NONE;
     bool last = false;
     assert_true(mr_ring_count(&request->events) > 0);
     while (mr_ring_count(&request->events) > 0) {
@@ -259,9 +260,12 @@ void rig_expect_end(mr_request *request, mr_finish finish, mr_status status)
             assert_int_equal(event.finish, finish);
         }
         ended += event.finish != MR_FINISH_NONE;
+        worst = event.finish > worst ? event.finish : worst;
     }
     assert_true(last);
     assert_int_equal(ended, request->params.n);
+    assert_true(request->usage.finish >= worst); /* events may have been read before */
+    assert_true(request->usage.finish >= finish);
     assert_int_equal(request->error.status, status);
     assert_true(status == MR_OK || request->error.message[0] != '\0');
     assert_true(request->usage.finished_ns > 0);

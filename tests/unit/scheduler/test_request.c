@@ -85,9 +85,10 @@ static void test_request_refuses_by_field(void **state)
     char long_id[MR_REQUEST_ID_MAX + 2];
     memset(long_id, 'x', sizeof(long_id) - 1);
     long_id[sizeof(long_id) - 1] = '\0';
-    mr_request_spec bad[5];
-    const char *fields[] = {"request_id", "prompt", "max_tokens", "max_tokens", "top_logprobs"};
-    for (size_t i = 0; i < 5; i++) {
+    mr_request_spec bad[6];
+    const char *fields[] = {"request_id", "prompt",       "max_tokens",
+                            "max_tokens", "top_logprobs", "ring_capacity"};
+    for (size_t i = 0; i < 6; i++) {
         bad[i] = spec_of(0);
     }
     bad[0].id = long_id;
@@ -95,7 +96,8 @@ static void test_request_refuses_by_field(void **state)
     bad[2].params.max_tokens = 0;
     bad[3].params.max_tokens = UINT32_MAX;
     bad[4].params.top_logprobs = MR_MAX_TOP_LOGPROBS + 1;
-    for (size_t i = 0; i < 5; i++) {
+    bad[5].ring_capacity = MR_RING_MAX_CAPACITY + 1;
+    for (size_t i = 0; i < 6; i++) {
         mr_request *request = NULL;
         mr_error err = {0};
         assert_int_equal(mr_request_create(&bad[i], &request, &err), MR_INVALID_ARGUMENT);

@@ -122,6 +122,8 @@ static void test_scheduler_one_that_outgrows_the_pool_alone_ends_M1(void **state
     assert_int_equal(big->usage.completion_tokens, 13);
     rig_expect_end(big, MR_FINISH_ERROR, MR_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(big->error.message, "kv_cache_memory"));
+    assert_false(big->reader_lost);
+    assert_int_equal(small->usage.finish, MR_FINISH_LENGTH);
     rig_expect_whole(&r, small);
     mr_request_unref(big);
     mr_request_unref(small);
@@ -286,6 +288,8 @@ static void test_scheduler_ends_a_reader_that_stays_slow(void **state)
     assert_false(rig_step(&r, NULL));
     assert_true(mr_scheduler_idle(r.scheduler));
     assert_non_null(strstr(slow->error.message, "slow reader"));
+    assert_true(slow->reader_lost);
+    assert_int_equal(slow->usage.finish, MR_FINISH_ERROR);
     assert_int_equal(mr_ring_count(&slow->events), 2); /* the last event has its place */
     rig_expect_end(slow, MR_FINISH_ERROR, MR_RESOURCE_EXHAUSTED);
     mr_request_unref(slow);

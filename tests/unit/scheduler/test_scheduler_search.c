@@ -351,19 +351,32 @@ static void test_search_refuses_what_can_never_run(void **state)
     rig_close(&r);
 }
 
-static void test_search_that_outgrows_the_pool_ends(void **state)
+/* Those that it preempted for nothing are planned again at once, not when something arrives. */
+static void test_search_that_outgrows_the_pool_ends_and_others_go_on_M1_M2(void **state)
 {
     (void)state;
     rig r;
     const mr_scheduler_options options = search_options();
     const mr_request_params params = search_params(4, 1, 50);
+    mr_request *others[3];
     rig_open(&r, &options, 4, 12);
     r.exec.real_top = true;
     mr_request *request = rig_request(&r, 8, &params);
     rig_submit(&r, request);
-    rig_run(&r);
+    for (uint32_t i = 0; i < 3; i++) {
+        others[i] = rig_add(&r, 3, 12);
+    }
+    while (!mr_scheduler_idle(r.scheduler)) {
+        if (!rig_step(&r, NULL)) {
+            assert_true(r.wake_ns == r.now_ns || mr_scheduler_idle(r.scheduler));
+        }
+    }
     rig_expect_end(request, MR_FINISH_ERROR, MR_RESOURCE_EXHAUSTED);
     mr_request_unref(request);
+    for (uint32_t i = 0; i < 3; i++) {
+        rig_expect_whole(&r, others[i]);
+        mr_request_unref(others[i]);
+    }
     rig_close(&r);
 }
 
@@ -380,7 +393,7 @@ int main(void)
         cmocka_unit_test(test_search_is_preempted_and_comes_back_whole_M1),
         cmocka_unit_test(test_search_cancel_and_limits),
         cmocka_unit_test(test_search_refuses_what_can_never_run),
-        cmocka_unit_test(test_search_that_outgrows_the_pool_ends),
+        cmocka_unit_test(test_search_that_outgrows_the_pool_ends_and_others_go_on_M1_M2),
     };
     mr_log_set_level(MR_LOG_WARN);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "scheduler/stop.h"
+#include "scheduler/stop_internal.h"
 
 #include "scripted.h"
 

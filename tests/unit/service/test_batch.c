@@ -16,6 +16,7 @@
 #include "tiny_llama.h"
 
 #include <jansson.h>
+#include <math.h>
 #include <pthread.h>
 #include <unistd.h>
 
@@ -146,6 +147,47 @@ static void test_batch_S7_rows_in_input_order(void **state)
     fclose(output);
 }
 
+/* One row a choice, in index order; every token has the probability 1 / TINY_VOCAB. */
+static void test_batch_rows_of_choices_and_beams(void **state)
+{
+    const fixture *f = *state;
+    FILE *input = tmpfile();
+    FILE *output = tmpfile();
+    fputs("{\"id\": 0, \"prompt_ids\": [1], \"max_tokens\": 4, \"temperature\": 0, \"n\": 3,"
+          " \"logit_bias\": {\"5\": 3}, \"stop_token_ids\": [5]}\n"
+          "{\"id\": 1, \"prompt_ids\": [1], \"max_tokens\": 3, \"ignore_eos\": true,"
+          " \"beam_width\": 3, \"n\": 2}\n",
+          input);
+    fflush(input);
+    assert_int_equal(lseek(fileno(input), 0, SEEK_SET), 0);
+    mr_batch_summary summary;
+    mr_error err = {0};
+    assert_int_equal(mr_batch_run_lines(f->runtime, fileno(input), output, &summary, &err), MR_OK);
+    assert_int_equal(summary.requests, 2);
+    assert_int_equal(summary.failed, 0);
+    rewind(output);
+    for (int i = 0; i < 5; i++) {
+        json_t *row = next_row(output);
+        const bool beam = i >= 3;
+        assert_int_equal(number(row, "id"), beam ? 1 : 0);
+        assert_int_equal(number(row, "index"), beam ? i - 3 : i);
+        assert_int_equal(number(row, "completion_tokens"), beam ? 3 : 1);
+        const char *reason = json_string_value(json_object_get(row, "finish_reason"));
+        assert_string_equal(reason, beam ? "length" : "stop");
+        if (beam) {
+            const double total = json_real_value(json_object_get(row, "cumulative_logprob"));
+            assert_true(fabs(total + 3 * log(TINY_VOCAB)) < 1e-4);
+        } else {
+            assert_int_equal(number(row, "matched_stop"), 5);
+            assert_null(json_object_get(row, "cumulative_logprob"));
+        }
+        json_decref(row);
+    }
+    assert_int_equal(fgetc(output), EOF);
+    fclose(input);
+    fclose(output);
+}
+
 static void test_batch_of_nothing(void **state)
 {
     const fixture *f = *state;
@@ -227,6 +269,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_batch_S7_rows_in_input_order),
+        cmocka_unit_test(test_batch_rows_of_choices_and_beams),
         cmocka_unit_test(test_batch_of_nothing),
         cmocka_unit_test(test_batch_reports_a_full_disk),
         cmocka_unit_test(test_batch_answers_while_the_input_is_open),

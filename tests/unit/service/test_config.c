@@ -260,14 +260,40 @@ static void test_config_file_errors_name_line_and_key(void **state)
     load_refused("{[a]: 1}\n", MR_INVALID_ARGUMENT, "line 1", "no name of a setting");
     load_refused("threads: 1\n\tcompute: f32\n", MR_INVALID_ARGUMENT, "line 2", "not YAML");
     load_refused("threads: 1\n---\nthreads: 2\n", MR_INVALID_ARGUMENT, "c.yaml", "more than one");
-    load_refused("a: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n", MR_INVALID_ARGUMENT,
+    load_refused("tls: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n", MR_INVALID_ARGUMENT,
                  "line 1", "nested too deeply");
-    load_refused("a: &a {b: *a}\n", MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
+    load_refused("tls: &a {b: *a}\n", MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
+    load_refused("threads: 1\nkv_cach: {}\n", MR_INVALID_ARGUMENT, "line 2",
+                 "unknown configuration key kv_cach");
+    load_refused("log: {formats: {}}\n", MR_INVALID_ARGUMENT, "line 1", "did you mean log.format?");
+    load_refused("a: &a {b: *a}\n", MR_INVALID_ARGUMENT, "line 1", "unknown");
 
     mr_config config = fresh();
     mr_error err = {0};
     assert_int_equal(mr_config_load_file(&config, "no/such/file.yaml", &err), MR_NOT_FOUND);
     assert_says(&err, "no/such/file.yaml");
+}
+
+/* Six levels of ten aliases each would be a million mappings. */
+static void test_config_file_aliases_are_bounded(void **state)
+{
+    (void)state;
+    char text[2048] = "tls:\n  a0: &a0 {}\n";
+    size_t length = strlen(text);
+    for (int level = 1; level <= 6; level++) {
+        length +=
+            (size_t)snprintf(text + length, sizeof(text) - length, "  a%d: &a%d {", level, level);
+        for (int i = 0; i < 10; i++) {
+            length += (size_t)snprintf(text + length, sizeof(text) - length, "%sk%d: *a%d",
+                                       i == 0 ? "" : ", ", i, level - 1);
+        }
+        length += (size_t)snprintf(text + length, sizeof(text) - length, "}\n");
+    }
+    load_refused(text, MR_INVALID_ARGUMENT, "tls", "too long");
+
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(load_text(&config, "tls: {}\nlog: {}\ntenants: []\n", &err), MR_OK);
 }
 
 static void test_config_later_sources_win(void **state)
@@ -424,6 +450,7 @@ int main(void)
         cmocka_unit_test(test_config_accepts_what_happens_anyway),
         cmocka_unit_test(test_config_file_nested_and_dotted),
         cmocka_unit_test(test_config_file_errors_name_line_and_key),
+        cmocka_unit_test(test_config_file_aliases_are_bounded),
         cmocka_unit_test(test_config_later_sources_win),
         cmocka_unit_test(test_config_environment),
         cmocka_unit_test(test_config_format_Q6_effective_configuration),

@@ -131,6 +131,109 @@ static void test_generation_bounds(void **state)
     assert_true(edge.seed == SEED_LIMIT - 1);
 }
 
+static void test_generation_choices_and_beams(void **state)
+{
+    (void)state;
+    refused((mr_generation_ask){.has_n = true, .n = 0}, "sampling.n");
+    refused((mr_generation_ask){.has_n = true, .n = 129}, "sampling.n");
+    refused((mr_generation_ask){.has_n = true, .n = UINT64_C(1) << 32}, "sampling.n");
+    refused((mr_generation_ask){.has_beam_width = true, .beam_width = 0}, "sampling.beam_width");
+    refused((mr_generation_ask){.has_beam_width = true, .beam_width = 17}, "sampling.beam_width");
+    refused((mr_generation_ask){.has_beam_width = true, .beam_width = 2, .has_n = true, .n = 3},
+            "sampling.n");
+    refused(
+        (mr_generation_ask){
+            .has_beam_width = true, .beam_width = 2, .logprobs = true, .top_logprobs = 1},
+        "output.top_logprobs");
+    static const float bad[] = {NAN, INFINITY, -INFINITY, 10.01f, -10.01f};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        refused((mr_generation_ask){.has_length_penalty = true, .length_penalty = bad[i]},
+                "sampling.length_penalty");
+    }
+    const mr_request_params one = accepted((mr_generation_ask){0});
+    assert_int_equal(one.n, 1);
+    assert_int_equal(one.beam_width, 1);
+    assert_true(one.length_penalty == 1.0f);
+    assert_int_equal(accepted((mr_generation_ask){.has_n = true, .n = 128}).n, 128);
+    const mr_request_params beams = accepted((mr_generation_ask){
+        .has_beam_width = true, .beam_width = 16, .has_n = true, .n = 16, .logprobs = true});
+    assert_int_equal(beams.beam_width, 16);
+    assert_int_equal(beams.n, 16);
+}
+
+static void test_generation_logit_bias(void **state)
+{
+    (void)state;
+    static uint32_t ids[MR_MAX_LOGIT_BIAS + 1];
+    static float values[MR_MAX_LOGIT_BIAS + 1];
+    for (uint32_t i = 0; i <= MR_MAX_LOGIT_BIAS; i++) {
+        ids[i] = i;
+    }
+    mr_generation_ask ask = {.bias_tokens = ids, .bias_values = values};
+    ask.n_bias = MR_MAX_LOGIT_BIAS;
+    (void)accepted(ask);
+    ask.n_bias++;
+    refused(ask, "sampling.logit_bias");
+    static const float bad[] = {NAN, INFINITY, -INFINITY, 100.1f, -100.1f};
+    ask.n_bias = 3;
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        values[2] = bad[i];
+        refused(ask, "sampling.logit_bias");
+    }
+    values[2] = -100.0f;
+    (void)accepted(ask);
+    ids[2] = ids[0];
+    refused(ask, "sampling.logit_bias");
+}
+
+static void test_generation_stops(void **state)
+{
+    (void)state;
+    static char long_text[MR_MAX_STOP_BYTES + 1];
+    memset(long_text, 'x', sizeof(long_text));
+    mr_stop_string strings[MR_MAX_STOP_STRINGS + 1];
+    for (size_t i = 0; i <= MR_MAX_STOP_STRINGS; i++) {
+        strings[i] = (mr_stop_string){"END", 3};
+    }
+    mr_generation_ask ask = {.stops = strings, .n_stops = MR_MAX_STOP_STRINGS};
+    (void)accepted(ask);
+    ask.n_stops++;
+    refused(ask, "stopping.strings");
+    ask.n_stops = 2;
+    strings[1] = (mr_stop_string){"", 0};
+    refused(ask, "stopping.strings");
+    strings[1] = (mr_stop_string){"\xff", 1};
+    refused(ask, "stopping.strings");
+    strings[1] = (mr_stop_string){"\0", 1}; /* U+0000 is text like any other */
+    (void)accepted(ask);
+    strings[1] = (mr_stop_string){long_text, MR_MAX_STOP_BYTES - 2};
+    refused(ask, "stopping.strings");
+    strings[1].bytes--;
+    (void)accepted(ask);
+    ask.skip_text = true; /* T4: refused, not ignored */
+    refused(ask, "stopping.strings");
+
+    static const uint32_t ids[MR_MAX_STOP_TOKENS + 1];
+    mr_generation_ask tokens = {.stop_tokens = ids, .n_stop_tokens = MR_MAX_STOP_TOKENS};
+    (void)accepted(tokens);
+    tokens.n_stop_tokens++;
+    refused(tokens, "stopping.token_ids");
+}
+
+static void test_generation_time_limit_and_prompt_logprobs(void **state)
+{
+    (void)state;
+    refused((mr_generation_ask){.time_limit_ms = UINT64_C(1) << 32}, "stopping.time_limit_ms");
+    assert_true(accepted((mr_generation_ask){.time_limit_ms = 1500}).time_limit_ns ==
+                UINT64_C(1500000000));
+    assert_true(accepted((mr_generation_ask){0}).time_limit_ns == 0);
+    /* Alternatives are of the prompt's tokens then. */
+    const mr_request_params params =
+        accepted((mr_generation_ask){.prompt_logprobs = true, .top_logprobs = 3});
+    assert_true(params.prompt_logprobs && !params.logprobs);
+    assert_int_equal(params.top_logprobs, 3);
+}
+
 static void test_generation_names_fields_as_the_surface_does(void **state)
 {
     (void)state;
@@ -207,6 +310,10 @@ int main(void)
         cmocka_unit_test(test_generation_D3_absent_seeds_differ),
         cmocka_unit_test(test_generation_D5_no_poisonous_floats),
         cmocka_unit_test(test_generation_bounds),
+        cmocka_unit_test(test_generation_choices_and_beams),
+        cmocka_unit_test(test_generation_logit_bias),
+        cmocka_unit_test(test_generation_stops),
+        cmocka_unit_test(test_generation_time_limit_and_prompt_logprobs),
         cmocka_unit_test(test_generation_names_fields_as_the_surface_does),
         cmocka_unit_test(test_generation_M4_prompt_must_fit),
         cmocka_unit_test(test_generation_prompt_ids_are_of_the_vocabulary),

@@ -50,7 +50,8 @@ static void stream_bytes(const char *bytes, size_t count, bool last, const char 
     for (size_t i = 0; i < count; i++) {
         assert_int_equal(mr_text_stream_push(&stream, (uint8_t)bytes[i]), MR_OK);
         mr_buffer delta = {0};
-        assert_int_equal(mr_text_stream_take(&stream, last && i + 1 == count, &delta), MR_OK);
+        assert_int_equal(mr_text_stream_take(&stream, UINT64_MAX, last && i + 1 == count, &delta),
+                         MR_OK);
         assert_true(mr_utf8_valid(delta.data, delta.size, NULL));
         assert_int_equal(mr_buffer_append(&all, delta.data, delta.size), MR_OK);
         mr_buffer_deinit(&delta);
@@ -105,7 +106,7 @@ static void test_text_special_tokens(void **state)
             assert_int_equal(mr_text_stream_push(&stream, ids[i]), MR_OK);
         }
         mr_buffer out = {0};
-        assert_int_equal(mr_text_stream_take(&stream, true, &out), MR_OK);
+        assert_int_equal(mr_text_stream_take(&stream, UINT64_MAX, true, &out), MR_OK);
         const char *expected = keep == 1 ? "a<s><tool>" : "a<tool>";
         assert_int_equal(out.size, strlen(expected));
         assert_memory_equal(out.data, expected, out.size);
@@ -121,9 +122,64 @@ static void test_text_without_tokenizer_is_empty(void **state)
     mr_text_stream_init(&stream, NULL, true);
     assert_int_equal(mr_text_stream_push(&stream, 'a'), MR_OK);
     mr_buffer out = {0};
-    assert_int_equal(mr_text_stream_take(&stream, true, &out), MR_OK);
+    assert_int_equal(mr_text_stream_take(&stream, UINT64_MAX, true, &out), MR_OK);
     assert_int_equal(out.size, 0);
     mr_text_stream_deinit(&stream);
+}
+
+/* T1: what may become a stop string is held back, and what is one is dropped. */
+static void test_text_T1_limit(void **state)
+{
+    (void)state;
+    static const struct {
+        uint64_t limit;
+        const char *shown;
+    } steps[] = {{1, "a"}, {1, "a"}, {3, "a\xC3\xA9"}, {3, "a\xC3\xA9"}};
+    const char *text = "a\xC3\xA9!"; /* one byte a token */
+    mr_text_stream stream;
+    mr_text_stream_init(&stream, tokenizer, false);
+    mr_buffer out = {0};
+    for (size_t i = 0; i < 4; i++) {
+        assert_int_equal(mr_text_stream_push(&stream, (uint8_t)text[i]), MR_OK);
+        assert_int_equal(mr_text_stream_take(&stream, steps[i].limit, i == 3, &out), MR_OK);
+        assert_int_equal(out.size, strlen(steps[i].shown));
+        assert_memory_equal(out.data, steps[i].shown, out.size);
+    }
+    assert_int_equal(mr_text_stream_take(&stream, UINT64_MAX, true, &out), MR_OK);
+    assert_int_equal(out.size, 3);
+    mr_buffer_deinit(&out);
+    mr_text_stream_deinit(&stream);
+}
+
+/* T3: the token that ended it is no text; a special one is shown where those are kept. */
+static void test_text_T3_matched_token(void **state)
+{
+    (void)state;
+    static const struct {
+        uint32_t token;
+        bool matched;
+        bool keep;
+        const char *shown;
+    } cases[] = {
+        {'a', false, false, "a"},         {'a', true, false, ""},
+        {TOKEN_SPECIAL, true, false, ""}, {TOKEN_SPECIAL, true, true, "<s>"},
+        {TOKEN_ADDED, true, true, ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        mr_text_stream stream;
+        mr_text_stream_init(&stream, tokenizer, cases[i].keep);
+        const mr_token_event event = {.token = cases[i].token,
+                                      .matched_token =
+                                          cases[i].matched ? cases[i].token : MR_NO_TOKEN};
+        mr_buffer out = {0};
+        assert_int_equal(mr_text_stream_add(&stream, &event), MR_OK);
+        assert_int_equal(mr_text_stream_take(&stream, UINT64_MAX, true, &out), MR_OK);
+        assert_int_equal(out.size, strlen(cases[i].shown));
+        assert_memory_equal(out.size == 0 ? (const uint8_t *)"" : out.data, cases[i].shown,
+                            out.size);
+        mr_buffer_deinit(&out);
+        mr_text_stream_deinit(&stream);
+    }
 }
 
 int main(void)
@@ -134,6 +190,8 @@ int main(void)
         cmocka_unit_test(test_text_S3_flush_keeps_the_head),
         cmocka_unit_test(test_text_special_tokens),
         cmocka_unit_test(test_text_without_tokenizer_is_empty),
+        cmocka_unit_test(test_text_T1_limit),
+        cmocka_unit_test(test_text_T3_matched_token),
     };
     return cmocka_run_group_tests(tests, make_tokenizer, drop_tokenizer);
 }

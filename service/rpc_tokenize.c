@@ -1,0 +1,194 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Tokenize and Detokenize. */
+#include "base/checked.h"
+#include "base/utf8.h"
+#include "service/call.h"
+#include "service/codec.h"
+#include "service/proto_request.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+
+static mr_status need_tokenizer(const mr_model *model, mr_error *err)
+{
+    if (mr_model_tokenizer(model) != NULL) {
+        return MR_OK;
+    }
+    return mr_fail(err, MR_FAILED_PRECONDITION, "the model has no tokenizer");
+}
+
+/* Answers, if the answer fits into what a client takes. */
+static void answer(mr_call *call, const ProtobufCMessage *response)
+{
+    const size_t bytes = protobuf_c_message_get_packed_size(response);
+    if (bytes <= MR_RPC_MAX_ANSWER_BYTES) {
+        mr_call_finish(call, response, NULL);
+        return;
+    }
+    mr_error err;
+    (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
+                  "the answer has %zu bytes, and one message may have %d: send it in parts", bytes,
+                  MR_RPC_MAX_ANSWER_BYTES);
+    mr_call_finish(call, NULL, &err);
+}
+
+/* Decodes the payload of a call, gives the model. */
+static mr_status open_call(mr_call *call, const ProtobufCMessageDescriptor *type,
+                           const mr_model **model, ProtobufCMessage **message, mr_error *err)
+{
+    mr_runtime *runtime = NULL;
+    MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
+    *model = mr_runtime_model(runtime);
+    MR_TRY(need_tokenizer(*model, err));
+    return mr_codec_unpack(type, call->payload, message, err);
+}
+
+static bool parses_special(const Millrace__V1__TokenizeRequest *asked)
+{
+    return asked->_parse_special_case == MILLRACE__V1__TOKENIZE_REQUEST___PARSE_SPECIAL__NOT_SET ||
+           asked->parse_special;
+}
+
+static mr_status encode_text(const Millrace__V1__TokenizeRequest *asked, const mr_model *model,
+                             mr_ids *ids, mr_error *err)
+{
+    const mr_encode_options options = {.add_special = asked->add_special != 0,
+                                       .parse_special = parses_special(asked)};
+    const mr_status status = mr_tokenizer_encode(mr_model_tokenizer(model), asked->text.data,
+                                                 asked->text.len, &options, ids, err);
+    if (status == MR_INVALID_ARGUMENT) {
+        snprintf(err->field, sizeof(err->field), "text");
+        (void)mr_fail_context(err, "text");
+    }
+    return status;
+}
+
+/* The template says which special tokens there are, and what was said never becomes one. */
+static mr_status encode_chat(const Millrace__V1__TokenizeRequest *asked, const mr_model *model,
+                             mr_ids *ids, mr_error *err)
+{
+    const char *field = asked->add_special       ? "add_special"
+                        : !parses_special(asked) ? "parse_special"
+                                                 : NULL;
+    if (field != NULL) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, field,
+                             "%s is for text: a chat's template has its special tokens; leave it "
+                             "out",
+                             field);
+    }
+    return mr_proto_chat_read(asked->chat, model, ids, err);
+}
+
+static mr_status encode(const Millrace__V1__TokenizeRequest *asked, const mr_model *model,
+                        mr_ids *ids, mr_error *err)
+{
+    switch (asked->input_case) {
+    case MILLRACE__V1__TOKENIZE_REQUEST__INPUT_TEXT:
+        return encode_text(asked, model, ids, err);
+    case MILLRACE__V1__TOKENIZE_REQUEST__INPUT_CHAT:
+        return encode_chat(asked, model, ids, err);
+    case MILLRACE__V1__TOKENIZE_REQUEST__INPUT__NOT_SET:
+    default:
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "input",
+                             "input is missing: set text or chat");
+    }
+}
+
+static mr_status list_bytes(const mr_tokenizer *tokenizer, const mr_ids *ids,
+                            ProtobufCBinaryData **out, mr_error *err)
+{
+    *out = mr_calloc(ids->count + 1, sizeof(**out));
+    if (*out == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for %zu tokens", ids->count);
+    }
+    for (size_t i = 0; i < ids->count; i++) {
+        const mr_bytes bytes = mr_tokenizer_token_bytes(tokenizer, ids->data[i]);
+        /* protobuf-c only reads what it packs. */
+        (*out)[i] = (ProtobufCBinaryData){bytes.size, (uint8_t *)(uintptr_t)bytes.data};
+    }
+    return MR_OK;
+}
+
+static void begin_tokenize(mr_call *call)
+{
+    mr_error err = {0};
+    const mr_model *model = NULL;
+    ProtobufCMessage *message = NULL;
+    mr_ids ids = {0};
+    ProtobufCBinaryData *raw = NULL;
+    mr_status status = MR_OK;
+    MR_TRY_CLEANUP(status, open_call(call, &millrace__v1__tokenize_request__descriptor, &model,
+                                     &message, &err));
+    MR_TRY_CLEANUP(status,
+                   encode((const Millrace__V1__TokenizeRequest *)message, model, &ids, &err));
+    MR_TRY_CLEANUP(status, list_bytes(mr_model_tokenizer(model), &ids, &raw, &err));
+    Millrace__V1__TokenizeResponse response = MILLRACE__V1__TOKENIZE_RESPONSE__INIT;
+    response.n_ids = ids.count;
+    response.ids = ids.data;
+    response.n_raw = ids.count;
+    response.raw = raw;
+    answer(call, &response.base);
+
+cleanup:
+    if (status != MR_OK) {
+        mr_call_finish(call, NULL, &err);
+    }
+    if (message != NULL) {
+        mr_codec_free(message);
+    }
+    mr_ids_deinit(&ids);
+    free(raw);
+}
+
+static mr_status decode(const Millrace__V1__DetokenizeRequest *asked, const mr_model *model,
+                        mr_buffer *text, mr_error *err)
+{
+    mr_buffer bytes = {0};
+    mr_status status = mr_tokenizer_decode(mr_model_tokenizer(model), asked->ids, asked->n_ids,
+                                           asked->keep_special_tokens != 0, &bytes, err);
+    if (status == MR_INVALID_ARGUMENT) {
+        snprintf(err->field, sizeof(err->field), "ids");
+        (void)mr_fail_context(err, "ids");
+    }
+    if (status == MR_OK && mr_utf8_append_lossy(text, bytes.data, bytes.size) != MR_OK) {
+        status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the text of %zu tokens",
+                         asked->n_ids);
+    }
+    mr_buffer_deinit(&bytes);
+    return status;
+}
+
+static void begin_detokenize(mr_call *call)
+{
+    mr_error err = {0};
+    const mr_model *model = NULL;
+    ProtobufCMessage *message = NULL;
+    mr_buffer text = {0};
+    mr_status status = MR_OK;
+    MR_TRY_CLEANUP(status, open_call(call, &millrace__v1__detokenize_request__descriptor, &model,
+                                     &message, &err));
+    MR_TRY_CLEANUP(status,
+                   decode((const Millrace__V1__DetokenizeRequest *)message, model, &text, &err));
+    Millrace__V1__DetokenizeResponse response = MILLRACE__V1__DETOKENIZE_RESPONSE__INIT;
+    response.text = (ProtobufCBinaryData){text.size, text.data};
+    answer(call, &response.base);
+
+cleanup:
+    if (status != MR_OK) {
+        mr_call_finish(call, NULL, &err);
+    }
+    if (message != NULL) {
+        mr_codec_free(message);
+    }
+    mr_buffer_deinit(&text);
+}
+
+const mr_rpc_method mr_rpc_tokenize = {
+    .path = "/millrace.v1.InferenceService/Tokenize",
+    .begin = begin_tokenize,
+};
+
+const mr_rpc_method mr_rpc_detokenize = {
+    .path = "/millrace.v1.InferenceService/Detokenize",
+    .begin = begin_detokenize,
+};
