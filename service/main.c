@@ -139,8 +139,8 @@ static int run_help(int argc, char **argv)
     return found->run(3, words);
 }
 
-/* A standard descriptor that is closed would be taken by the next file or socket that is opened, and
- * then read or written as if it were the terminal. */
+/* A standard descriptor that is closed would be taken by the next file or socket that is opened,
+ * and then read or written as if it were the terminal. */
 static bool open_standard_descriptors(void)
 {
     int fd;

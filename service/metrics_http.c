@@ -131,6 +131,8 @@ static enum MHD_Result on_request(void *ctx, struct MHD_Connection *connection, 
                       "there are /metrics, /livez and /readyz here");
 }
 
+static void on_log(void *ctx, const char *format, va_list args) MR_PRINTF(2, 0);
+
 static void on_log(void *ctx, const char *format, va_list args)
 {
     (void)ctx;

@@ -54,11 +54,11 @@ static mr_status fail_small(const mr_runtime *runtime, uint64_t blocks, uint64_t
     const mr_config *config = &runtime->config;
     const uint64_t wanted = (uint64_t)mr_blocks_for(tokens, config->block_size) + 1;
     return mr_fail_field(err, MR_FAILED_PRECONDITION, "kv_cache_memory",
-                         "the KV cache holds %" PRIu64 " tokens, fewer than one sequence of %" PRIu32
+                         "the KV cache holds %" PRIu64
+                         " tokens, fewer than one sequence of %" PRIu32
                          ": set kv_cache_memory to at least %" PRIu64 "MiB, or lower "
                          "max_seq_length if it is set",
-                         blocks * config->block_size,
-                         tokens, wanted * block_bytes / MIB + 1);
+                         blocks * config->block_size, tokens, wanted * block_bytes / MIB + 1);
 }
 
 /* Blocks of the pool, and max_seq_length where it was left to us: what is enforced is what fits. */

@@ -198,6 +198,16 @@ static void test_engine_serves_several_threads_C4(void **state)
     assert_true(mr_engine_drain(f.engine, MR_NEVER));
     mr_engine_stats_get(f.engine, &stats);
     assert_int_equal(stats.scheduler.started, SUBMITTERS * EACH);
+    uint64_t finished = 0;
+    uint64_t steps = 0;
+    for (size_t i = 0; i <= MR_FINISH_ERROR; i++) {
+        finished += stats.scheduler.finished[i];
+    }
+    for (size_t i = 0; i <= MR_STEP_SIZES; i++) {
+        steps += stats.scheduler.step_sizes[i];
+    }
+    assert_true(finished == stats.scheduler.started && steps == stats.scheduler.steps);
+    assert_true(stats.step_started_ns == 0 && stats.step_ns > 0);
     assert_int_equal(stats.scheduler.blocks.live, 0);
     assert_int_equal(stats.scheduler.running + stats.scheduler.waiting, 0);
     assert_false(stats.busy);
