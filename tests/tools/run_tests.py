@@ -69,7 +69,7 @@ def add_unit_program(tally, entry):
 def run_unit(tally, build):
     log = build / "meson-logs" / "testlog.json"
     log.unlink(missing_ok=True)
-    subprocess.run(["meson", "test", "-C", str(build), "--no-rebuild", "--timeout-multiplier", "4"])
+    subprocess.run(["meson", "test", "-C", str(build), "--no-rebuild", "--timeout-multiplier", "10"])
     if not log.exists():
         tally.failed.append("meson test gave no log")
         return
