@@ -6,7 +6,7 @@ import time
 
 import pytest
 
-from serving import Server, generate, greedy
+from serving import CALL_S, Server, generate, greedy
 
 DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
 END_STREAM, END_HEADERS, ACK = 1, 4, 1
@@ -102,3 +102,15 @@ def test_narrow_reader_that_reads_gets_everything(impatient_server):
     taken, trailers = client.read_to_the_end()
     assert b"grpc-status\x010" in trailers
     assert taken > 60 * 4
+
+
+def test_usage_line_of_a_request_that_ended_before_it_was_read(impatient_server):
+    """Its last events wait behind a message that the client has not taken: it ended normally all the same."""
+    client = NarrowClient(impatient_server.address, greedy(40, text="The river ran", requestId="unread"), 40)
+    end = time.monotonic() + CALL_S
+    lines = []
+    while not lines and time.monotonic() < end:
+        time.sleep(0.05)
+        lines = [line for line in impatient_server.log.splitlines() if 'request_id="unread"' in line]
+    client.socket.close()
+    assert len(lines) == 1 and "finish=length status=OK" in lines[0]
