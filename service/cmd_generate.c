@@ -22,6 +22,7 @@ typedef struct generate_options {
     bool jsonl;
     mr_generation_ask ask;
     mr_cli_texts stops;
+    mr_stop_string stop_strings[MR_CLI_MAX_LIST]; /* what `ask` borrows */
     mr_cli_texts operands;
 } generate_options;
 
@@ -276,6 +277,16 @@ static const char *find_conflict(const generate_options *o)
     return NULL;
 }
 
+static void lend_stops(generate_options *o)
+{
+    for (size_t i = 0; i < o->stops.count; i++) {
+        const char *text = o->stops.items[i];
+        o->stop_strings[i] = (mr_stop_string){text, strlen(text)};
+    }
+    o->ask.stops = o->stop_strings;
+    o->ask.n_stops = o->stops.count;
+}
+
 int mr_cmd_generate(int argc, char **argv)
 {
     generate_options o = {0};
@@ -335,12 +346,7 @@ int mr_cmd_generate(int argc, char **argv)
     if (o.server != NULL && !mr_address_valid(o.server)) {
         return mr_cli_fail_server(o.server);
     }
-    mr_stop_string stops[MR_CLI_MAX_LIST];
-    for (size_t i = 0; i < o.stops.count; i++) {
-        stops[i] = (mr_stop_string){o.stops.items[i], strlen(o.stops.items[i])};
-    }
-    ask->stops = stops;
-    ask->n_stops = o.stops.count;
+    lend_stops(&o);
     const char *conflict = find_conflict(&o);
     if (conflict != NULL) {
         return mr_cli_fail_usage("%s", conflict);

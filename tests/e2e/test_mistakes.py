@@ -145,6 +145,7 @@ CASES = {
     "NaN temperature": ("generate --model {M} --temperature nan Hello", 2, ["--temperature is nan", "at least 0"]),
     "comma for a point": ("generate --model {M} --temperature 0,5 Hello", 2, ["--temperature 0,5", "number"]),
     "negative max-tokens": ("generate --model {M} --max-tokens -5 Hello", 2, ["--max-tokens -5", "whole number"]),
+    "empty stop string": ("generate --model {M} --stop= Hello", 2, ["--stop", "empty"]),
     "no token at all": ("generate --model {M} --max-tokens 0 Hello", 2, ["--max-tokens is 0", "from 1"]),
     "top-p above one": ("generate --model {M} --top-p 90 Hello", 2, ["--top-p is 90", "at most 1"]),
     "both loops": ("bench serve --server {server} --rate 1 --concurrency 1", 2,
