@@ -29,6 +29,9 @@
 #define KEEPALIVE_TIMEOUT_MS 20000
 /* Calls that may arrive at once, a queue and method, before gRPC has to wait for the queue. */
 #define EXPECTED_CALLS 4
+/* Whose stream has just ended may call again at once. gRPC gives CANCELLED to calls that meet its
+ * own shutdown, so they get our refusal, with its retry time, for a little longer. */
+#define LINGER_NS (MR_NS_PER_S / 4)
 /* How long cancelled streams get for their last message. */
 #define LAST_WORDS_NS (2 * MR_NS_PER_S)
 /* How often a failure of the device is looked for while somebody watches the health, and room for
@@ -346,6 +349,8 @@ void mr_server_shutdown(mr_server *server, uint32_t timeout_ms)
     tick_all(server);
     /* New calls still come in, to be told to go elsewhere and that the server does not serve. */
     mr_id_registry_wait_empty(&server->ids, until_ns);
+    /* Nothing sets the event yet: this is a pause, cut short by the caller's timeout. */
+    (void)mr_event_wait(&server->down, mr_min_u64(until_ns, time_after(LINGER_NS)));
     grpc_server_shutdown_and_notify(server->grpc, server->queues[0].cq, &server->down_tag);
     if (mr_event_wait(&server->down, until_ns)) {
         return;
