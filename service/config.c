@@ -131,7 +131,7 @@ static mr_status set_number(mr_config *config, const config_key *key, const char
         store_number(config, key, key->number_default);
         return MR_OK;
     }
-    uint64_t number;
+    uint64_t number = 0;
     if (parse_number(key->kind, value, &number) && number >= key->low && number <= key->high) {
         store_number(config, key, number);
         return MR_OK;
