@@ -10,8 +10,6 @@
 #include <sys/eventfd.h>
 #include <unistd.h>
 
-#define MAX_RING (1u << 20)
-
 static void waiter_publish(mr_sink *sink, mr_request *const *requests, uint32_t count)
 {
     (void)requests;
@@ -103,7 +101,7 @@ static mr_status make_results(mr_local_run *run, const mr_local_ask *ask,
 static uint32_t ring_capacity(const mr_request_params *params)
 {
     const uint64_t all = (uint64_t)params->n * (params->max_tokens + UINT64_C(1));
-    return all < MAX_RING ? (uint32_t)all : MAX_RING;
+    return (uint32_t)mr_min_u64(all, MR_RING_MAX_CAPACITY);
 }
 
 mr_status mr_local_run_start(mr_local_run *run, mr_runtime *runtime, mr_waiter *waiter,
