@@ -264,3 +264,8 @@ const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime)
 {
     return &runtime->backend_info;
 }
+
+mr_status mr_runtime_ceilings(mr_runtime *runtime, uint64_t bytes, mr_ceilings *out, mr_error *err)
+{
+    return runtime->backend->vt->ceilings(runtime->backend, bytes > 0 ? bytes : 1, out, err);
+}

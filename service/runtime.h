@@ -37,5 +37,8 @@ mr_exec *mr_runtime_exec(mr_runtime *runtime);
 const mr_plan *mr_runtime_plan(const mr_runtime *runtime); /* the weights' data is gone */
 const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime);
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime);
+/* As mr_backend_vtable.ceilings; of a runtime without an engine. */
+MR_MUST_USE mr_status mr_runtime_ceilings(mr_runtime *runtime, uint64_t bytes, mr_ceilings *out,
+                                          mr_error *err);
 
 #endif
