@@ -154,6 +154,11 @@ static mr_status start_listening(const addresses *where, const mr_config *config
 {
     const mr_server_options options = {
         .listen = where->listen,
+        .keepalive = {.time_ms = config->keepalive_time_ms,
+                      .timeout_ms = config->keepalive_timeout_ms,
+                      .min_ping_interval_ms = config->keepalive_min_ping_interval_ms,
+                      .permit_without_calls =
+                          strcmp(config->keepalive_permit_without_calls, "true") == 0},
         .reflection = strcmp(config->reflection_enable, "true") == 0,
         .admin = strcmp(config->admin_enable, "true") == 0,
     };

@@ -39,6 +39,10 @@ typedef struct mr_config {
     char log_format[8];       /* logfmt | json */
     char admin_enable[8];     /* true | false, as those below */
     char reflection_enable[8];
+    uint32_t keepalive_time_ms;
+    uint32_t keepalive_timeout_ms;
+    uint32_t keepalive_min_ping_interval_ms;
+    char keepalive_permit_without_calls[8];
     char metrics_vllm_names[8];
     uint64_t given; /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;

@@ -53,7 +53,16 @@ static void give_up(generation *gen, const mr_error *err)
     end_call(gen, NULL, err);
 }
 
-/* Takes in all waiting events. */
+/* `bytes` are those that are known of. */
+static mr_status fail_too_long(size_t bytes, mr_error *err)
+{
+    return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                   "the answer has %zu bytes or more, and one message may have %d: use Generate, "
+                   "which sends it in parts",
+                   bytes, MR_RPC_MAX_ANSWER_BYTES);
+}
+
+/* Takes in all waiting events. An answer that can no longer be sent is not collected to its end. */
 static mr_status collect(generation *gen, mr_error *err)
 {
     mr_ring *events = &gen->request->events;
@@ -68,6 +77,9 @@ static mr_status collect(generation *gen, mr_error *err)
     const mr_clock clock = mr_clock_monotonic();
     mr_metrics_tokens(&gen->call->queue->server->metrics, &gen->meter, gen->request, tokens,
                       mr_clock_now(&clock));
+    if (gen->unary && gen->response.min_bytes > MR_RPC_MAX_ANSWER_BYTES) {
+        return fail_too_long(gen->response.min_bytes, err);
+    }
     return MR_OK;
 }
 
@@ -94,10 +106,7 @@ static void finish_unary(generation *gen, const Millrace__V1__GenerateResponse *
     unary.response = (Millrace__V1__GenerateResponse *)response;
     const size_t bytes = millrace__v1__generate_unary_response__get_packed_size(&unary);
     if (err->status == MR_OK && bytes > MR_RPC_MAX_ANSWER_BYTES) {
-        (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
-                      "the answer has %zu bytes, and one message may have %d: use Generate, which "
-                      "sends it in parts",
-                      bytes, MR_RPC_MAX_ANSWER_BYTES);
+        (void)fail_too_long(bytes, err);
     }
     end_call(gen, err->status == MR_OK ? &unary.base : NULL, err);
 }

@@ -23,10 +23,6 @@
 /* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
  * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
 #define MAX_RECEIVE_BYTES (32 << 20)
-/* Clients may ping every ten seconds for ever; their timers may be a little early. */
-#define MIN_PING_INTERVAL_MS 9000
-#define KEEPALIVE_MS         60000
-#define KEEPALIVE_TIMEOUT_MS 20000
 /* Calls that may arrive at once, a queue and method, before gRPC has to wait for the queue. */
 #define EXPECTED_CALLS 4
 /* Whose stream has just ended may call again at once. gRPC gives CANCELLED to calls that meet its
@@ -204,7 +200,7 @@ static void on_grpc_log(gpr_log_func_args *args)
                   args->message, NULL);
 }
 
-static void create_grpc(mr_server *server)
+static void create_grpc(mr_server *server, const mr_keepalive *keepalive)
 {
     struct {
         const char *key;
@@ -213,10 +209,11 @@ static void create_grpc(mr_server *server)
         {GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_STREAMS},
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MAX_RECEIVE_BYTES},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
-        {GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS},
-        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS},
-        {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
-        {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, MIN_PING_INTERVAL_MS},
+        {GRPC_ARG_KEEPALIVE_TIME_MS, (int)keepalive->time_ms},
+        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, (int)keepalive->timeout_ms},
+        {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, keepalive->permit_without_calls ? 1 : 0},
+        {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+         (int)keepalive->min_ping_interval_ms},
         /* A second server on the same port shall fail to start, not take half of the calls. */
         {GRPC_ARG_ALLOW_REUSEPORT, 0},
     };
@@ -293,7 +290,7 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     server->reflection = options->reflection;
     server->admin = options->admin;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
-    create_grpc(server);
+    create_grpc(server, &options->keepalive);
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
         create_queue(server, &server->queues[i]);
     }

@@ -11,10 +11,19 @@
 
 typedef struct mr_server mr_server;
 
+/* Times in ms, at most INT_MAX. */
+typedef struct mr_keepalive {
+    uint32_t time_ms;              /* of silence, after which we ping */
+    uint32_t timeout_ms;           /* for the answer; then the connection is closed */
+    uint32_t min_ping_interval_ms; /* between a client's pings; 0: any */
+    bool permit_without_calls;     /* pings while there is no call, both ways */
+} mr_keepalive;
+
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
-    bool reflection;    /* serves grpc.reflection */
-    bool admin;         /* serves AdminService */
+    mr_keepalive keepalive;
+    bool reflection; /* serves grpc.reflection */
+    bool admin;      /* serves AdminService */
 } mr_server_options;
 
 /* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)

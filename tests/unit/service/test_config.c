@@ -83,6 +83,27 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.kv_cache_memory, 0);
 }
 
+static void test_config_keepalive_G1(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    assert_true(config.keepalive_min_ping_interval_ms < 10000);
+    assert_string_equal(config.keepalive_permit_without_calls, "true");
+    set_ok(&config, "keepalive.time_ms=100");
+    set_ok(&config, "keepalive.timeout_ms=86400000");
+    set_ok(&config, "keepalive.min_ping_interval_ms=0");
+    set_ok(&config, "keepalive.permit_without_calls=false");
+    assert_int_equal(config.keepalive_time_ms, 100);
+    assert_int_equal(config.keepalive_timeout_ms, 86400000);
+    assert_int_equal(config.keepalive_min_ping_interval_ms, 0);
+    assert_string_equal(config.keepalive_permit_without_calls, "false");
+    /* gRPC takes an int. */
+    set_refused("keepalive.time_ms=4294967295", MR_INVALID_ARGUMENT, "to 86400000");
+    set_refused("keepalive.timeout_ms=99", MR_INVALID_ARGUMENT, "from 100");
+    set_refused("keepalive.permit_without_call=true", MR_INVALID_ARGUMENT,
+                "did you mean keepalive.permit_without_calls?");
+}
+
 static void test_config_profile_fills_what_is_not_given(void **state)
 {
     (void)state;
@@ -372,7 +393,7 @@ static void test_config_describe_lists_every_key(void **state)
     (void)state;
     int lines = 0;
     mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 25);
+    assert_int_equal(lines, 29);
 }
 
 /* Q6: a setting that cannot act is refused. */
@@ -441,6 +462,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_defaults),
+        cmocka_unit_test(test_config_keepalive_G1),
         cmocka_unit_test(test_config_profile_fills_what_is_not_given),
         cmocka_unit_test(test_config_f32_keeps_kv_in_f32),
         cmocka_unit_test(test_config_sizes),
