@@ -6,15 +6,17 @@
 #include "base/status.h"
 #include "service/metrics.h"
 #include "service/runtime.h"
+#include "service/tenants.h"
 
 #include <stdbool.h>
 
 typedef struct mr_server mr_server;
 
 typedef struct mr_server_options {
-    const char *listen; /* HOST:PORT; port 0: any free one */
-    bool reflection;    /* serves grpc.reflection */
-    bool admin;         /* serves AdminService */
+    const char *listen;        /* HOST:PORT; port 0: any free one */
+    bool reflection;           /* serves grpc.reflection */
+    bool admin;                /* serves AdminService */
+    const mr_tenants *tenants; /* borrows until mr_server_destroy; checked */
 } mr_server_options;
 
 /* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)
