@@ -3,6 +3,7 @@
 
 #include "base/status.h"
 
+#include <openssl/crypto.h>
 #include <openssl/sha.h>
 
 void mr_sha256(const void *data, size_t bytes, uint8_t out[MR_SHA256_BYTES])
@@ -17,6 +18,11 @@ uint64_t mr_sha256_low64(const uint8_t digest[MR_SHA256_BYTES])
         low = low << 8 | digest[i];
     }
     return low;
+}
+
+bool mr_sha256_equal(const uint8_t a[MR_SHA256_BYTES], const uint8_t b[MR_SHA256_BYTES])
+{
+    return CRYPTO_memcmp(a, b, MR_SHA256_BYTES) == 0;
 }
 
 void mr_sha256_hex(const uint8_t digest[MR_SHA256_BYTES], char out[2 * MR_SHA256_BYTES + 1])

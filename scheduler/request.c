@@ -72,6 +72,23 @@ static mr_status check_lists(const mr_request_spec *spec, mr_error *err)
     return MR_OK;
 }
 
+static mr_status check_share(const mr_request_spec *spec, mr_error *err)
+{
+    if (spec->tenant >= MR_MAX_TENANTS || spec->weight > MR_MAX_WEIGHT) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "weight",
+                             "tenant %u has weight %u: tenants are numbers below %u, weights at "
+                             "most %u",
+                             spec->tenant, spec->weight, MR_MAX_TENANTS, MR_MAX_WEIGHT);
+    }
+    const int32_t priority = spec->params.priority;
+    if (priority < -MR_MAX_PRIORITY || priority > MR_MAX_PRIORITY) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "priority",
+                             "priority is %d: it must be from %d to %d", priority, -MR_MAX_PRIORITY,
+                             MR_MAX_PRIORITY);
+    }
+    return MR_OK;
+}
+
 static mr_status check_spec(const mr_request_spec *spec, mr_error *err)
 {
     if (strlen(spec->id) > MR_REQUEST_ID_MAX) {
@@ -103,6 +120,7 @@ static mr_status check_spec(const mr_request_spec *spec, mr_error *err)
                              "a ring of %u events was asked for, at most %u are possible",
                              spec->ring_capacity, MR_RING_MAX_CAPACITY);
     }
+    MR_TRY(check_share(spec, err));
     MR_TRY(check_choices(&spec->params, err));
     return check_lists(spec, err);
 }
@@ -192,6 +210,8 @@ static mr_status fill_prompt(mr_request *request, const mr_request_spec *spec)
 static mr_status fill(mr_request *request, const mr_request_spec *spec)
 {
     memcpy(request->id, spec->id, strlen(spec->id) + 1);
+    request->tenant = spec->tenant;
+    request->weight = spec->weight == 0 ? 1 : spec->weight;
     request->params = spec->params;
     request->params.n = spec->params.n == 0 ? 1 : spec->params.n;
     request->params.beam_width = spec->params.beam_width == 0 ? 1 : spec->params.beam_width;

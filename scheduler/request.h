@@ -33,6 +33,9 @@
 #define MR_MAX_TOP_LOGPROBS 20u   /* alternatives a caller may ask for */
 #define MR_MAX_LOGIT_BIAS   1024u /* entries */
 #define MR_MAX_STOP_TOKENS  64u
+#define MR_MAX_TENANTS      256u
+#define MR_MAX_WEIGHT       1000u
+#define MR_MAX_PRIORITY     1000
 
 /* Values equal millrace.v1.FinishReason. */
 typedef enum mr_finish {
@@ -73,7 +76,8 @@ typedef struct mr_request_params {
     bool logprobs;
     uint8_t top_logprobs; /* 0 … MR_MAX_TOP_LOGPROBS; 0 with beams */
     bool logprobs_processed;
-    bool prompt_logprobs;   /* with top_logprobs alternatives each, whatever `logprobs` is */
+    bool prompt_logprobs; /* with top_logprobs alternatives each, whatever `logprobs` is */
+    int32_t priority; /* higher runs first among its tenant's; −MR_MAX_PRIORITY … MR_MAX_PRIORITY */
     uint64_t time_limit_ns; /* from arrival on, 0: none; ends every choice with TIME_LIMIT, what was
                                produced stays and the request's error is MR_OK */
 } mr_request_params;
@@ -131,6 +135,8 @@ struct mr_sink {
 struct mr_request {
     /* Set by the creator before submit, read-only afterwards. */
     char id[MR_REQUEST_ID_MAX + 1];
+    uint32_t tenant;  /* whose it is: a number that the caller gives a meaning */
+    uint32_t weight;  /* of the tenant's share, at least 1; all its requests have the same */
     uint32_t *prompt; /* owns, [n_prompt]; the engine appends the output behind it */
     uint32_t n_prompt;
     mr_request_params params; /* n and beam_width at least 1 */
@@ -170,6 +176,8 @@ struct mr_request {
 
 typedef struct mr_request_spec {
     const char *id;         /* NUL-terminated, at most MR_REQUEST_ID_MAX bytes */
+    uint32_t tenant;        /* below MR_MAX_TENANTS */
+    uint32_t weight;        /* 1 … MR_MAX_WEIGHT; 0 counts as 1 */
     const uint32_t *prompt; /* copied */
     uint32_t n_prompt;      /* at least 1 */
     mr_request_params params;

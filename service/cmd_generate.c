@@ -6,6 +6,7 @@
 #include "service/jsonl.h"
 #include "service/listen.h"
 #include "service/prompt.h"
+#include "service/tenants.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -16,7 +17,8 @@
 typedef struct generate_options {
     mr_cli_model model;
     const char *server;
-    uint64_t timeout_ms; /* of --server */
+    uint64_t timeout_ms;  /* of --server */
+    const char *key_file; /* of --server */
     bool chat;
     bool json;
     bool jsonl;
@@ -170,7 +172,12 @@ static int generate_there(const generate_options *options, mr_bytes prompt)
     if (mr_generation_check(&options->ask, MR_SURFACE_CLI, &params, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
+    char key[MR_API_KEY_MAX + 1];
+    if (mr_api_key_load(options->key_file, key, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
     const mr_remote_ask ask = {.server = options->server,
+                               .key = key,
                                .prompt = prompt,
                                .timeout_ms = options->timeout_ms,
                                .chat = options->chat,
@@ -261,8 +268,8 @@ static const char *find_conflict(const generate_options *o)
     if (o->server != NULL && (o->model.config_path != NULL || o->model.sets.count > 0)) {
         return "generate: --config and --set are settings of a model here; the server has its own";
     }
-    if (o->server == NULL && o->timeout_ms > 0) {
-        return "generate: --timeout-ms is for --server";
+    if (o->server == NULL && (o->timeout_ms > 0 || o->key_file != NULL)) {
+        return "generate: --timeout-ms and --api-key-file are for --server";
     }
     if (o->jsonl && o->server != NULL) {
         return "generate: --jsonl runs a batch here: give --model PATH instead of --server";
@@ -293,6 +300,7 @@ int mr_cmd_generate(int argc, char **argv)
     mr_generation_ask *ask = &o.ask;
     const mr_cli_option options[] = {
         {"server", MR_CLI_TEXT, &o.server, NULL, "HOST:PORT", "generate on a server"},
+        MR_CLI_KEY_OPTION(&o.key_file),
         MR_CLI_MODEL_OPTIONS(&o.model),
         {"timeout-ms", MR_CLI_COUNT, &o.timeout_ms, NULL, "N",
          "with --server: give up after N ms (default: never)"},

@@ -148,6 +148,16 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
     return status;
 }
 
+static void log_tenants(const mr_tenants *tenants)
+{
+    if (tenants->count == 0) {
+        mr_log(MR_LOG_WARN, "serve", "open to everybody who reaches the port: no tenants are set",
+               NULL);
+    } else {
+        mr_log(MR_LOG_INFO, "serve", "callers need a key", "tenants=%" PRIu32, tenants->count);
+    }
+}
+
 /* Both listeners are there before the model loads, which can take long. */
 static mr_status start_listening(const addresses *where, const mr_config *config,
                                  mr_server **server, mr_metrics_http **http, mr_error *err)
@@ -161,7 +171,9 @@ static mr_status start_listening(const addresses *where, const mr_config *config
                           strcmp(config->keepalive_permit_without_calls, "true") == 0},
         .reflection = strcmp(config->reflection_enable, "true") == 0,
         .admin = strcmp(config->admin_enable, "true") == 0,
+        .tenants = &config->tenants,
     };
+    log_tenants(&config->tenants);
     MR_TRY(mr_server_start(&options, server, err));
     if (where->metrics != NULL) {
         const bool vllm_names = strcmp(config->metrics_vllm_names, "true") == 0;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Configuration. One table (service/config_keys.def) drives names, types, defaults, bounds, --set,
- * environment and files. Later sources win: defaults, file, environment, --set.
+ * environment and files. Later sources win: defaults, file, environment, --set. A list is given as
+ * a whole: as YAML in a file, in its flow form or as JSON elsewhere.
  *
  * Key "redis.url" is MILLRACE_REDIS_URL in the environment. Other variables of that prefix are left
  * alone (tools and Kubernetes set some), unless they are a key's name but for a slip.
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/dtype.h"
+#include "service/tenants.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -44,6 +46,7 @@ typedef struct mr_config {
     uint32_t keepalive_min_ping_interval_ms;
     char keepalive_permit_without_calls[8];
     char metrics_vllm_names[8];
+    mr_tenants tenants;
     uint64_t given; /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;
 

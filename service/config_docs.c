@@ -2,19 +2,35 @@
 /* The table of keys as text: for --help, docs/configuration.md and `millrace config`. */
 #include "service/config.h"
 #include "service/config_internal.h"
+#include "service/config_list.h"
 #include "service/generation.h"
 
 #include <stdio.h>
 #include <string.h>
 
+static bool is_list(const mr_config_about *about)
+{
+    return strcmp(about->type, "list") == 0;
+}
+
+static void describe_one(const mr_config_about *about, void (*line)(void *ctx, const char *text),
+                         void *ctx)
+{
+    char text[640];
+    snprintf(text, sizeof(text), "%s=%s (%s): %s", about->name, about->initial, about->bounds,
+             about->meaning);
+    line(ctx, text);
+}
+
 void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx)
 {
     mr_config_about about;
     for (size_t i = 0; mr_config_key_about(i, &about); i++) {
-        char text[640];
-        snprintf(text, sizeof(text), "%s=%s (%s): %s", about.name, about.initial, about.bounds,
-                 about.meaning);
-        line(ctx, text);
+        describe_one(&about, line, ctx);
+        const char *list = is_list(&about) ? about.name : NULL;
+        for (size_t f = 0; list != NULL && mr_config_list_about(list, f, &about); f++) {
+            describe_one(&about, line, ctx);
+        }
     }
 }
 
@@ -42,7 +58,8 @@ static mr_status append_row(mr_buffer *out, const mr_config_about *about)
     MR_TRY(append_cell(out, initial));
     MR_TRY(append_cell(out, strcmp(about->bounds, "text") == 0 ? "any" : about->bounds));
     MR_TRY(append_cell(out, about->meaning));
-    return mr_buffer_printf(out, "`%s` |\n", about->variable);
+    return about->variable[0] == '\0' ? mr_buffer_printf(out, "|\n")
+                                      : mr_buffer_printf(out, "`%s` |\n", about->variable);
 }
 
 static mr_status append_unsupported(mr_buffer *out)
@@ -82,6 +99,11 @@ static const char head[] =
     "number with `KiB`, `MiB`, `GiB` or `TiB`; *fixed* keys say what happens anyway, so that a\n"
     "file may state it. `auto` asks for the automatic value where that is the default.\n"
     "\n"
+    "`name[].field` is a field of each entry of a list. A list is given as a whole, and a later "
+    "one\n"
+    "replaces it; elsewhere than in a file it is written in one line:\n"
+    "`--set 'tenants=[{name: a, keys: [SHA256], weight: 3}]'`, or as JSON.\n"
+    "\n"
     "| Key | Type | Default | Bounds | Meaning | Environment |\n"
     "|---|---|---|---|---|---|\n";
 
@@ -99,6 +121,10 @@ mr_status mr_config_markdown(mr_buffer *out)
     mr_config_about about;
     for (size_t i = 0; mr_config_key_about(i, &about); i++) {
         MR_TRY(append_row(out, &about));
+        const char *list = is_list(&about) ? about.name : NULL;
+        for (size_t f = 0; list != NULL && mr_config_list_about(list, f, &about); f++) {
+            MR_TRY(append_row(out, &about));
+        }
     }
     MR_TRY(mr_buffer_append(out, middle, sizeof(middle) - 1));
     return append_unsupported(out);
@@ -120,15 +146,29 @@ static mr_status append_value(mr_buffer *out, const char *type, const char *valu
     return mr_buffer_append(out, "\"\n", 2);
 }
 
+static mr_status append_setting(const mr_config *config, size_t index, const mr_config_about *about,
+                                mr_buffer *out)
+{
+    mr_buffer value = {0};
+    mr_status status = mr_config_value(config, index, &value);
+    if (status == MR_OK) {
+        status = mr_buffer_append(&value, "", 1);
+    }
+    if (status == MR_OK) {
+        status = append_value(out, about->type, (const char *)value.data);
+    }
+    mr_buffer_deinit(&value);
+    return status;
+}
+
 mr_status mr_config_yaml(const mr_config *config, mr_buffer *out)
 {
     mr_config_about about;
     for (size_t i = 0; mr_config_key_about(i, &about); i++) {
-        char value[256];
-        mr_config_value(config, i, value, sizeof(value));
         const char *comment = mr_config_given(config, about.name) ? "" : "# ";
-        MR_TRY(mr_buffer_printf(out, "%s%s: ", comment, about.name));
-        MR_TRY(append_value(out, about.type, value));
+        MR_TRY(mr_buffer_printf(out, "%s%s:%s", comment, about.name, is_list(&about) ? "" : " "));
+        MR_TRY(is_list(&about) ? mr_config_list_yaml(config, about.name, out)
+                               : append_setting(config, i, &about, out));
     }
     return MR_OK;
 }

@@ -36,6 +36,7 @@ typedef enum field_id {
     FIELD_STOP,
     FIELD_STOP_TOKENS,
     FIELD_TIME_LIMIT,
+    FIELD_PRIORITY,
 } field_id;
 
 /* A field's name on the surfaces: path in the proto, name in JSON lines, option. */
@@ -64,6 +65,7 @@ static const struct {
     [FIELD_LOGIT_BIAS] = {"sampling.logit_bias", "logit_bias", "--logit-bias"},
     [FIELD_STOP] = {"stopping.strings", "stop", "--stop"},
     [FIELD_STOP_TOKENS] = {"stopping.token_ids", "stop_token_ids", "--stop-token-ids"},
+    [FIELD_PRIORITY] = {"priority", "priority", "--priority"},
     [FIELD_TIME_LIMIT] = {"stopping.time_limit_ms", "time_limit_ms", "--time-limit-ms"},
 };
 
@@ -157,6 +159,19 @@ static mr_status check_lengths(const check *c, const mr_generation_ask *ask, mr_
     out->ignore_eos = ask->ignore_eos;
     MR_TRY(check_count(c, FIELD_TIME_LIMIT, ask->time_limit_ms, 0, UINT32_MAX));
     out->time_limit_ns = ask->time_limit_ms * MR_NS_PER_MS;
+    return MR_OK;
+}
+
+static mr_status check_priority(const check *c, const mr_generation_ask *ask,
+                                mr_request_params *out)
+{
+    if (ask->priority < -MR_MAX_PRIORITY || ask->priority > MR_MAX_PRIORITY) {
+        const char *name = field_name(FIELD_PRIORITY, c->surface);
+        return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                             "%s is %" PRId64 ": it must be from %d to %d", name, ask->priority,
+                             -MR_MAX_PRIORITY, MR_MAX_PRIORITY);
+    }
+    out->priority = (int32_t)ask->priority;
     return MR_OK;
 }
 
@@ -309,6 +324,7 @@ mr_status mr_generation_check(const mr_generation_ask *ask, mr_surface surface,
     MR_TRY(check_sampling(&c, ask, out));
     MR_TRY(check_penalties(&c, ask, out));
     MR_TRY(check_lengths(&c, ask, out));
+    MR_TRY(check_priority(&c, ask, out));
     MR_TRY(check_logprobs(&c, ask, out));
     MR_TRY(check_choices(&c, ask, out));
     MR_TRY(check_bias(&c, ask));

@@ -36,6 +36,7 @@ typedef struct mr_generation_ask {
     uint64_t n;
     uint64_t beam_width;
     uint64_t time_limit_ms; /* 0: none */
+    int64_t priority;
     bool logprobs;
     bool logprobs_processed;
     bool prompt_logprobs;

@@ -128,6 +128,7 @@ cleanup:
 typedef enum value_kind {
     VALUE_FLOAT,
     VALUE_COUNT,
+    VALUE_SIGNED,
     VALUE_FLAG,
     VALUE_MODE,
     VALUE_HANDLED, /* id, the prompt and lists: read apart from the rest */
@@ -166,6 +167,7 @@ static const ask_field ask_fields[] = {
     {"beam_width", VALUE_COUNT, PLACE(beam_width), PLACE(has_beam_width)},
     {"length_penalty", VALUE_FLOAT, PLACE(length_penalty), PLACE(has_length_penalty)},
     {"time_limit_ms", VALUE_COUNT, PLACE(time_limit_ms), NO_FLAG},
+    {"priority", VALUE_SIGNED, PLACE(priority), NO_FLAG},
     {"include_stop_in_text", VALUE_FLAG, PLACE(include_stop_in_text), NO_FLAG},
     {"logprobs", VALUE_COUNT, PLACE(top_logprobs), PLACE(logprobs)},
     {"logprobs_mode", VALUE_MODE, PLACE(logprobs_processed), NO_FLAG},
@@ -189,6 +191,12 @@ static mr_status store_field(const ask_field *field, const json_t *value, mr_gen
             return fail_type(field->name, "a whole number from 0", err);
         }
         const uint64_t number = (uint64_t)json_integer_value(value);
+        memcpy(place, &number, sizeof(number));
+    } else if (field->kind == VALUE_SIGNED) {
+        if (!json_is_integer(value)) {
+            return fail_type(field->name, "a whole number", err);
+        }
+        const int64_t number = json_integer_value(value);
         memcpy(place, &number, sizeof(number));
     } else if (field->kind == VALUE_FLAG) {
         if (!json_is_boolean(value)) {
@@ -219,7 +227,6 @@ static bool asks_nothing(const char *name, const json_t *value)
         const char *value;
     } silent[] = {
         {"adapter", "\"\""},
-        {"priority", "0"},
         {"response_format", "{\"type\": \"text\"}"},
         {"cache_salt", "\"\""},
     };

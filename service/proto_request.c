@@ -188,7 +188,6 @@ static mr_status check_speculation(const Millrace__V1__Speculation *speculation,
 
 static mr_status check_features(const Millrace__V1__GenerateRequest *message, mr_error *err)
 {
-    MR_TRY(refuse_if(message->priority != 0, "priority", err));
     MR_TRY(refuse_if(message->cache_salt.len > 0, "cache_salt", err));
     MR_TRY(check_speculation(message->speculation, err));
     if (message->constraint != NULL) {
@@ -320,6 +319,7 @@ mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
     MR_TRY(read_sampling(message->sampling, &ask, &out->lists, err));
     MR_TRY(read_stopping(message->stopping, &ask, &out->lists, err));
     MR_TRY(read_output(message->output, &ask, out, err));
+    ask.priority = message->priority;
     mr_generation_lists_view(&out->lists, &ask);
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_PROTO, &out->params, err));
 

@@ -104,12 +104,13 @@ struct mr_server {
     int port;
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
-    uint32_t n_queues;     /* with a completion queue */
-    uint32_t n_threads;    /* with a thread */
-    uint64_t boot;         /* random: makes request ids unique over restarts */
-    mr_id_registry ids;    /* of running requests */
-    mr_runtime *runtime;   /* borrows; read it after `ready` only */
-    mr_exec_memory memory; /* of the runtime */
+    uint32_t n_queues;         /* with a completion queue */
+    uint32_t n_threads;        /* with a thread */
+    uint64_t boot;             /* random: makes request ids unique over restarts */
+    mr_id_registry ids;        /* of running requests */
+    mr_runtime *runtime;       /* borrows; read it after `ready` only */
+    mr_exec_memory memory;     /* of the runtime */
+    const mr_tenants *tenants; /* borrows; who may call */
     mr_metrics metrics;
     bool reflection; /* served */
     bool admin;      /* served */

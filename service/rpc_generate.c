@@ -172,7 +172,8 @@ static void on_news(mr_request_link *link, bool ended)
     pump(gen);
     if (ended) {
         mr_metrics_ended(&call->queue->server->metrics, gen->request);
-        mr_usage_log(gen->request, mr_runtime_model_name(call->queue->server->runtime));
+        mr_usage_log(gen->request, mr_call_tenant(call),
+                     mr_runtime_model_name(call->queue->server->runtime));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
         if (call->sending && gen->request->reader_lost) {
             mr_call_abort(call, &gen->request->error);
@@ -204,6 +205,8 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
     const uint64_t now_ns = mr_clock_now(&clock);
     mr_request_spec spec = {
         .id = id,
+        .tenant = gen->call->tenant,
+        .weight = mr_call_tenant(gen->call)->weight,
         .prompt = asked->prompt.data,
         .n_prompt = (uint32_t)asked->prompt.count,
         .params = asked->params,
@@ -218,12 +221,26 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
     return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request, err);
 }
 
+static mr_status check_priority(const generation *gen, const mr_proto_request *asked, mr_error *err)
+{
+    const mr_tenant *tenant = mr_call_tenant(gen->call);
+    const int32_t priority = asked->params.priority;
+    if (priority <= (int32_t)tenant->priority_max) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_PERMISSION_DENIED, "priority",
+                         "priority is %" PRId32 ", and the tenant %s may ask for at most %" PRIu32
+                         ": lower it, or have the tenant's priority_max raised",
+                         priority, tenant->name, tenant->priority_max);
+}
+
 static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *message,
                         mr_runtime *runtime, mr_error *err)
 {
     mr_proto_request asked;
     mr_status status = MR_OK;
     MR_TRY_CLEANUP(status, mr_proto_request_read(message, runtime, &asked, err));
+    MR_TRY_CLEANUP(status, check_priority(gen, &asked, err));
     MR_TRY_CLEANUP(status, create_request(gen, &asked, err));
     const mr_proto_response_options options = {
         .skip_text = asked.skip_text,
@@ -289,7 +306,7 @@ static void begin(mr_call *call, bool unary)
     call->state = gen;
     if (start(gen, &err) != MR_OK) {
         mr_metrics_refused(&call->queue->server->metrics, err.status);
-        mr_usage_log_refused(&err);
+        mr_usage_log_refused(mr_call_tenant(call), &err);
         end_call(gen, NULL, &err);
         return;
     }

@@ -289,6 +289,7 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     mr_metrics_init(&server->metrics);
     server->reflection = options->reflection;
     server->admin = options->admin;
+    server->tenants = options->tenants;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
     create_grpc(server, &options->keepalive);
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {

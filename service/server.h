@@ -6,6 +6,7 @@
 #include "base/status.h"
 #include "service/metrics.h"
 #include "service/runtime.h"
+#include "service/tenants.h"
 
 #include <stdbool.h>
 
@@ -22,8 +23,9 @@ typedef struct mr_keepalive {
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
     mr_keepalive keepalive;
-    bool reflection; /* serves grpc.reflection */
-    bool admin;      /* serves AdminService */
+    bool reflection;           /* serves grpc.reflection */
+    bool admin;                /* serves AdminService */
+    const mr_tenants *tenants; /* borrows until mr_server_destroy; checked */
 } mr_server_options;
 
 /* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)

@@ -38,11 +38,27 @@ static void test_low64_is_the_big_endian_tail(void **state)
     assert_true(mr_sha256_low64(digest) == 0xb410ff61f20015adull);
 }
 
+static void test_equal_looks_at_every_bit(void **state)
+{
+    (void)state;
+    uint8_t a[MR_SHA256_BYTES];
+    uint8_t b[MR_SHA256_BYTES];
+    mr_sha256("abc", 3, a);
+    memcpy(b, a, sizeof(b));
+    assert_true(mr_sha256_equal(a, b));
+    for (size_t bit = 0; bit < 256; bit++) {
+        b[bit / 8] ^= (uint8_t)(1u << bit % 8);
+        assert_false(mr_sha256_equal(a, b));
+        b[bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_published_vectors),
         cmocka_unit_test(test_low64_is_the_big_endian_tail),
+        cmocka_unit_test(test_equal_looks_at_every_bit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -138,6 +138,123 @@ static void test_config_f32_keeps_kv_in_f32(void **state)
     assert_string_equal(config.kv_cache_dtype, "f16");
 }
 
+/* SHA-256 of "abc" (FIPS 180-2, appendix B.1), and two that differ from it. */
+#define DIGEST_A "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+#define DIGEST_B "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ae"
+#define DIGEST_C "00000000000000000000000000000000000000000000000000000000000000aa"
+
+static void test_config_tenants(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(config.tenants.count, 0);
+    const char *text = "tenants:\n"
+                       "- name: a\n"
+                       "  keys:\n"
+                       "  - " DIGEST_A "\n"
+                       "  - \"" DIGEST_C "\"\n"
+                       "  weight: 3\n"
+                       "- {name: B, keys: [" DIGEST_B "], priority_max: 1000}\n";
+    assert_int_equal(load_text(&config, text, &err), MR_OK);
+    assert_int_equal(config.tenants.count, 2);
+    const mr_tenant *a = &config.tenants.items[0];
+    assert_string_equal(a->name, "a");
+    assert_int_equal(a->n_keys, 2);
+    assert_int_equal(a->keys[0][0], 0xba);
+    assert_int_equal(a->keys[0][31], 0xad);
+    assert_int_equal(a->keys[1][31], 0xaa);
+    assert_int_equal(a->weight, 3);
+    assert_int_equal(a->priority_max, 0);
+    assert_int_equal(config.tenants.items[1].weight, 1);
+    assert_int_equal(config.tenants.items[1].priority_max, 1000);
+
+    /* A later source replaces the list; JSON is a form of it. */
+    set_ok(&config, "tenants=[{\"name\": \"c\", \"keys\": [\"" DIGEST_B "\"]}]");
+    assert_int_equal(config.tenants.count, 1);
+    assert_string_equal(config.tenants.items[0].name, "c");
+    assert_int_equal(config.tenants.items[0].n_keys, 1);
+    setenv("MILLRACE_TENANTS", "[{name: d, keys: [" DIGEST_C "]}]", 1);
+    config = fresh();
+    unsetenv("MILLRACE_TENANTS");
+    assert_string_equal(config.tenants.items[0].name, "d");
+    set_ok(&config, "tenants=[]");
+    assert_int_equal(config.tenants.count, 0);
+}
+
+static void test_config_tenants_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *list;
+        const char *says;
+    } cases[] = {
+        {"", "empty"},
+        {"a", "must be a list"},
+        {"{name: a}", "must be a list"},
+        {"[a]", "tenants[0]"},
+        {"[{name: a", "no list in YAML"},
+        {"[{nmae: a}]", "did you mean name?"},
+        {"[{colour: a}]", "no field colour"},
+        {"[{name: a, name: b}]", "given twice"},
+        {"[{name: [a]}]", "one value"},
+        {"[{name: a}]", "has no keys"},
+        {"[{keys: [" DIGEST_A "]}]", "name must have"},
+        {"[{name: a b, keys: [" DIGEST_A "]}]", "name must have"},
+        {"[{name: other, keys: [" DIGEST_A "]}]", "another name"},
+        {"[{name: a, keys: " DIGEST_A "}]", "must be a list"},
+        {"[{name: a, keys: [[" DIGEST_A "]]}]", "list of digests"},
+        {"[{name: a, keys: [secret]}]", "64 hex digits"},
+        {"[{name: a, keys: [g" DIGEST_A "]}]", "64 hex digits"},
+        {"[{name: a, keys: [" DIGEST_A ", " DIGEST_A "]}]", "listed twice"},
+        {"[{name: a, keys: [" DIGEST_A "]}, {name: b, keys: [" DIGEST_A "]}]", "in common"},
+        {"[{name: a, keys: [" DIGEST_A "]}, {name: a, keys: [" DIGEST_B "]}]", "two tenants"},
+        {"[{name: a, keys: [" DIGEST_A "], weight: 0}]", "tenants[0]: tenants[].weight"},
+        {"[{name: a, keys: [" DIGEST_A "], weight: 1001}]", "1 to 1000"},
+        {"[{name: a, keys: [" DIGEST_A "], priority_max: -1}]", "0 to 1000"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[512];
+        snprintf(text, sizeof(text), "tenants=%s", cases[i].list);
+        set_refused(text, MR_INVALID_ARGUMENT, cases[i].says);
+    }
+    /* What stands where a digest should may be the key: it is not repeated. */
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(mr_config_set(&config, "tenants=[{name: a, keys: [hunter2]}]", &err),
+                     MR_INVALID_ARGUMENT);
+    assert_null(strstr(err.message, "hunter2"));
+    load_refused("threads: 1\ntenants:\n- name: a\n  wieght: 3\n", MR_INVALID_ARGUMENT, "line 3",
+                 "did you mean weight?");
+    load_refused("tenants: []\ntenants: []\n", MR_INVALID_ARGUMENT, "line 2", "given twice");
+}
+
+static void test_config_tenants_are_bounded(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_error err = {0};
+    mr_buffer text = {0};
+    assert_int_equal(mr_buffer_printf(&text, "tenants=["), MR_OK);
+    for (int i = 0; i < 257; i++) {
+        assert_int_equal(
+            mr_buffer_printf(&text, "{name: t%d, keys: [%064d]}%s", i, i, i < 255 ? "," : ""),
+            MR_OK);
+        if (i == 255) {
+            const size_t kept = text.size;
+            assert_int_equal(mr_buffer_append(&text, "]", 2), MR_OK);
+            set_ok(&config, (char *)text.data);
+            assert_int_equal(config.tenants.count, 256);
+            text.size = kept;
+            assert_int_equal(mr_buffer_append(&text, ",", 1), MR_OK);
+        }
+    }
+    assert_int_equal(mr_buffer_append(&text, "]", 2), MR_OK);
+    assert_int_equal(mr_config_set(&config, (char *)text.data, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "more than 256");
+    mr_buffer_deinit(&text);
+}
+
 static void test_config_sizes(void **state)
 {
     (void)state;
@@ -275,7 +392,7 @@ static void test_config_file_errors_name_line_and_key(void **state)
     load_refused("threads: [1, 2]\n", MR_INVALID_ARGUMENT, "line 1", "takes one value");
     load_refused("threads: {a: 1}\n", MR_INVALID_ARGUMENT, "line 1", "takes one value");
     load_refused("threads:\n", MR_INVALID_ARGUMENT, "line 1", "whole number");
-    load_refused("tenants:\n  - name: a\n", MR_FAILED_PRECONDITION, "line 2", "tenants");
+    load_refused("adapters:\n  - a\n", MR_FAILED_PRECONDITION, "line 2", "LoRA");
     load_refused("colours: [red]\n", MR_INVALID_ARGUMENT, "line 1", "colours");
     load_refused("- threads\n", MR_INVALID_ARGUMENT, "line 1", "mapping");
     load_refused("{[a]: 1}\n", MR_INVALID_ARGUMENT, "line 1", "no name of a setting");
@@ -314,7 +431,7 @@ static void test_config_file_aliases_are_bounded(void **state)
 
     mr_config config = fresh();
     mr_error err = {0};
-    assert_int_equal(load_text(&config, "tls: {}\nlog: {}\ntenants: []\n", &err), MR_OK);
+    assert_int_equal(load_text(&config, "tls: {}\nlog: {}\nadapters: []\n", &err), MR_OK);
 }
 
 static void test_config_later_sources_win(void **state)
@@ -382,18 +499,33 @@ static void test_config_format_Q6_effective_configuration(void **state)
     mr_buffer_deinit(&text);
 }
 
-static void count_line(void *ctx, const char *text)
+static void append_line(void *ctx, const char *text)
 {
     assert_non_null(strchr(text, '='));
-    ++*(int *)ctx;
+    assert_int_equal(mr_buffer_append(ctx, "\n", 1), MR_OK);
+    assert_int_equal(mr_buffer_append(ctx, text, strlen(text)), MR_OK);
 }
 
 static void test_config_describe_lists_every_key(void **state)
 {
     (void)state;
-    int lines = 0;
-    mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 29);
+    static const char *const names[] = {
+#define MR_CONFIG_TEXT(name, ...)   name,
+#define MR_CONFIG_NUMBER(name, ...) name,
+#define MR_CONFIG_BYTES(name, ...)  name,
+#define MR_CONFIG_FIXED(name, ...)  name,
+#define MR_CONFIG_LIST(name, ...)   name,
+#include "service/config_keys.def"
+    };
+    mr_buffer lines = {0};
+    mr_config_describe(append_line, &lines);
+    assert_int_equal(mr_buffer_append(&lines, "", 1), MR_OK);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char begin[80];
+        (void)snprintf(begin, sizeof(begin), "\n%s=", names[i]);
+        assert_non_null(strstr((char *)lines.data, begin));
+    }
+    mr_buffer_deinit(&lines);
 }
 
 /* Q6: a setting that cannot act is refused. */
@@ -424,6 +556,8 @@ static void test_config_yaml_sets_the_same_again(void **state)
     set_ok(&config, "prefill_interval=2");
     set_ok(&config, "log.level=debug");
     set_ok(&config, "batch_invariant=true");
+    set_ok(&config, "tenants=[{name: a, keys: [" DIGEST_A ", " DIGEST_B "], weight: 7}, "
+                    "{name: \"b.c-d_9\", keys: [" DIGEST_C "], priority_max: 4}]");
     mr_buffer text = {0};
     assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
     assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
@@ -465,6 +599,9 @@ int main(void)
         cmocka_unit_test(test_config_keepalive_G1),
         cmocka_unit_test(test_config_profile_fills_what_is_not_given),
         cmocka_unit_test(test_config_f32_keeps_kv_in_f32),
+        cmocka_unit_test(test_config_tenants),
+        cmocka_unit_test(test_config_tenants_refused),
+        cmocka_unit_test(test_config_tenants_are_bounded),
         cmocka_unit_test(test_config_sizes),
         cmocka_unit_test(test_config_bounds),
         cmocka_unit_test(test_config_unknown_key_names_the_nearest),

@@ -139,6 +139,9 @@ static void test_jsonl_refuses_bad_values(void **state)
     refused("{\"seed\": 1, \"seed\": 2, \"prompt_ids\": [1]}", MR_INVALID_ARGUMENT, "");
     refused("{}", MR_INVALID_ARGUMENT, "prompt");
     refused("{\"prompt_ids\": [1], \"messages\": []}", MR_INVALID_ARGUMENT, "prompt");
+    refused("{\"prompt_ids\": [1], \"priority\": 1.5}", MR_INVALID_ARGUMENT, "priority");
+    refused("{\"prompt_ids\": [1], \"priority\": -1001}", MR_INVALID_ARGUMENT, "priority");
+    refused("{\"prompt_ids\": [1], \"priority\": 1001}", MR_INVALID_ARGUMENT, "priority");
     refused("{\"prompt_ids\": []}", MR_INVALID_ARGUMENT, "prompt_ids");
     refused("{\"prompt_ids\": [48]}", MR_INVALID_ARGUMENT, "prompt_ids");
     refused("{\"prompt_ids\": [-1]}", MR_INVALID_ARGUMENT, "prompt_ids");
@@ -212,12 +215,14 @@ static void test_jsonl_reads_lists(void **state)
     mr_error err;
     const char *line = "{\"prompt_ids\": [1], \"n\": 3, \"beam_width\": 4,"
                        " \"length_penalty\": 0.5, \"time_limit_ms\": 20,"
-                       " \"include_stop_in_text\": true, \"stop_token_ids\": [2, 47],"
+                       " \"include_stop_in_text\": true, \"priority\": -7,"
+                       " \"stop_token_ids\": [2, 47],"
                        " \"logit_bias\": {\"5\": 1.5, \"47\": -100}}";
     assert_int_equal(read_line(line, &r, &err), MR_OK);
     assert_int_equal(r.params.n, 3);
     assert_int_equal(r.params.beam_width, 4);
     assert_true(r.params.length_penalty == 0.5f);
+    assert_int_equal(r.params.priority, -7);
     assert_true(r.params.time_limit_ns == 20000000);
     assert_true(r.params.include_stop_in_text);
     mr_request_spec spec = {0};
