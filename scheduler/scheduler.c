@@ -86,6 +86,7 @@ static mr_status allocate(mr_scheduler *s)
     s->planned = mr_calloc(slots, sizeof(*s->planned));
     s->news = mr_calloc(s->max_news, sizeof(*s->news));
     s->group = mr_calloc(s->max_news, sizeof(*s->group));
+    MR_TRY(mr_hasher_create(&s->hasher));
     if (s->eos == NULL || s->bias_tokens == NULL || s->bias_values == NULL || s->copies == NULL ||
         s->tables == NULL || s->free_slots == NULL || s->planned == NULL || s->news == NULL ||
         s->group == NULL) {
@@ -102,6 +103,7 @@ static void deallocate(mr_scheduler *s)
     mr_sequence_list_deinit(&s->waiting);
     mr_sequence_list_deinit(&s->running);
     mr_sequence_list_deinit(&s->draining);
+    mr_hasher_destroy(s->hasher);
     free(s->eos);
     free(s->bias_tokens);
     free(s->bias_values);
@@ -347,6 +349,12 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
     s->n_groups++;
     s->n_sequences += group->n_sequences;
     mr_sequence_list_insert(&s->waiting, &group->sequences[0]);
+}
+
+uint32_t mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
+{
+    return mr_block_pool_index(s->pool) == NULL ? 0
+                                                : mr_block_pool_reset_cache(s->pool, generation);
 }
 
 bool mr_scheduler_idle(const mr_scheduler *s)

@@ -52,6 +52,10 @@ typedef struct mr_sequence {
     uint32_t history_sent; /* tokens of the history that the device's slot knows */
     uint32_t slot;
     uint32_t preemptions;
+    mr_block_hash *hashes; /* borrows, [n_hashes] of the full blocks behind those of the prompt, as
+                              they were registered; NULL with beams */
+    uint32_t n_hashes;
+    uint64_t prefix_epoch; /* of the prefix index, when its first block was found or computed */
     uint16_t choice;
     mr_sequence_state state;
 } mr_sequence;
@@ -60,6 +64,7 @@ struct mr_group {
     mr_request *request;    /* borrows: the request owns its group */
     mr_sequence *sequences; /* owns, [n_sequences] */
     uint32_t *tokens;       /* owns: the token lists but the first, which is the request's */
+    mr_block_hash *hashes;  /* owns: those of all sequences; NULL: no prefix caching */
     struct mr_beams *beams; /* owns; NULL: no beam search */
     uint32_t n_sequences;   /* choices or beams */
     uint32_t n_open;        /* choices whose last event is not pushed yet */
