@@ -47,10 +47,11 @@ static void count_attention(const mr_cpu_exec *exec, const mr_op_attention *op,
                             const mr_batch *batch, mr_op_time *time)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
+    const uint64_t scale_bytes = exec->kv_layout.scales / exec->options.block_size;
     for (uint32_t t = 0; t < batch->n_tokens; t++) {
         uint64_t keys = (uint64_t)batch->positions[t] + 1;
         keys = op->window > 0 && op->window < keys ? op->window : keys;
-        time->bytes += 2 * keys * kv->heads * exec->kv_row_bytes;
+        time->bytes += 2 * keys * kv->heads * (exec->kv_layout.row + scale_bytes);
         time->operations += 4 * keys * op->heads * kv->head_width;
     }
 }
