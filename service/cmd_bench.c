@@ -111,6 +111,10 @@ static json_t *report_object(const bench_options *o, mr_runtime *runtime,
     const mr_backend_info *backend = mr_runtime_backend(runtime);
     mr_exec_memory memory;
     mr_runtime_exec(runtime)->vt->memory(mr_runtime_exec(runtime), &memory);
+    const mr_dtype kv_dtype = mr_runtime_exec_options(runtime)->kv_dtype;
+    json_t *kv = json_pack(
+        "{s:s, s:I}", "dtype", mr_runtime_config(runtime)->kv_cache_dtype, "bytes_per_token",
+        (json_int_t)mr_kv_block_bytes(&mr_runtime_plan(runtime)->kv, kv_dtype, 1));
     json_t *bytes =
         json_pack("{s:I, s:I, s:I}", "weights", (json_int_t)memory.weights_bytes, "kv_cache",
                   (json_int_t)memory.kv_bytes, "activations", (json_int_t)memory.activation_bytes);
@@ -119,14 +123,15 @@ static json_t *report_object(const bench_options *o, mr_runtime *runtime,
                            ? json_pack("{s:f, s:f}", "read_bytes_per_s", profile->read_bytes_per_s,
                                        "int8_per_s", profile->int8_per_s)
                            : NULL;
-    return json_pack("{s:s, s:I, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:o, s:o*}", "backend",
-                     backend->name, "threads", (json_int_t)backend->threads, "model",
+    return json_pack("{s:s, s:I, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:o, s:o, s:o*}",
+                     "backend", backend->name, "threads", (json_int_t)backend->threads, "model",
                      mr_runtime_model_name(runtime), "prefill",
                      results_array("tokens", &o->prefill, report->prefill, profile), "decode",
                      results_array("batch", &o->decode, report->decode, profile), "prompt",
                      (json_int_t)o->prompt, "generate", (json_int_t)o->generate, "repeat",
                      (json_int_t)o->repeat, "load_s", report->load_s, "peak_rss_bytes",
-                     (json_int_t)mr_memory_peak_rss(), "memory_bytes", bytes, "ceilings", ceilings);
+                     (json_int_t)mr_memory_peak_rss(), "memory_bytes", bytes, "kv_cache", kv,
+                     "ceilings", ceilings);
 }
 
 static void print_rates(const char *what, const mr_cli_counts *counts,

@@ -36,7 +36,7 @@ typedef struct mr_config {
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
     uint64_t kv_cache_memory; /* bytes; 0: sized from the batch and the memory there is */
-    char kv_cache_dtype[8];   /* auto | f32 | f16 | bf16 */
+    char kv_cache_dtype[8];   /* auto | f32 | f16 | bf16 | int8 */
     char log_level[8];        /* debug | info | warn | error */
     char log_format[8];       /* logfmt | json */
     char admin_enable[8];     /* true | false, as those below */

@@ -41,10 +41,16 @@ static mr_status open_backend(mr_runtime *runtime, mr_error *err)
 
 static mr_dtype kv_dtype(const mr_config *config)
 {
-    if (strcmp(config->kv_cache_dtype, "f32") == 0) {
-        return MR_DTYPE_F32;
+    static const struct {
+        const char *name;
+        mr_dtype dtype;
+    } types[] = {{"f32", MR_DTYPE_F32}, {"f16", MR_DTYPE_F16}, {"int8", MR_DTYPE_INT8}};
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        if (strcmp(config->kv_cache_dtype, types[i].name) == 0) {
+            return types[i].dtype;
+        }
     }
-    return strcmp(config->kv_cache_dtype, "f16") == 0 ? MR_DTYPE_F16 : MR_DTYPE_BF16;
+    return MR_DTYPE_BF16;
 }
 
 /* `blocks` without the null block. */

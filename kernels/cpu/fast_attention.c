@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Paged attention of the fast path. In a block of the KV pool the keys of a head lie transposed,
- * [D][block_size], and the values as they come, [block_size][D].
+ * [D][block_size], and the values as they come, [block_size][D]; int8 scales are multiplied in
+ * where keys and values become floats.
  *
  * A tile is some neighbouring queries of one sequence times all query heads of one KV head, so
  * that keys and values are read and widened once for all of them:
@@ -105,8 +106,8 @@ static uint32_t first_seen(const tile *t, uint32_t position)
 /* Positions next to each other that lie in one block of the pool: a run of keys or values is read
  * piece by piece. */
 typedef struct piece {
-    const uint8_t *head; /* keys or values of the KV head in the block */
-    uint32_t offset;     /* in the block */
+    mr_cpu_kv_piece in; /* keys or values of the KV head in the block */
+    uint32_t offset;    /* in the block */
     uint32_t count;
 } piece;
 
@@ -117,7 +118,7 @@ static inline piece next_piece(const tile *t, uint32_t key, uint32_t count, uint
     const uint32_t offset = key % block_size;
     const uint32_t room = block_size - offset;
     return (piece){
-        .head = mr_cpu_kv(t->exec, t->op->layer, value, t->table[key / block_size], t->kv_head),
+        .in = mr_cpu_kv(t->exec, t->op->layer, value, t->table[key / block_size], t->kv_head),
         .offset = offset,
         .count = count < room ? count : room,
     };
@@ -127,13 +128,16 @@ static inline piece next_piece(const tile *t, uint32_t key, uint32_t count, uint
  * the pool, where the processor's own prefetching is of little use. */
 static void prefetch(const tile *t, uint32_t key, uint32_t count, uint32_t value)
 {
-    const uint64_t row_bytes = t->exec->kv_row_bytes;
+    const mr_kv_layout *layout = &t->exec->kv_layout;
     for (uint32_t done = 0; done < count;) {
         const piece p = next_piece(t, key + done, count - done, value);
-        const uint64_t first = value ? p.offset * row_bytes : 0;
-        const uint64_t end = value ? first + p.count * row_bytes : t->exec->kv_head_bytes;
+        const uint64_t first = value ? p.offset * layout->row : 0;
+        const uint64_t end = value ? first + p.count * layout->row : layout->piece - layout->scales;
+        for (uint64_t at = 0; at < layout->scales; at += CACHE_LINE) {
+            __builtin_prefetch((const uint8_t *)p.in.scales + at);
+        }
         for (uint64_t at = first; at < end; at += CACHE_LINE) {
-            __builtin_prefetch(p.head + at);
+            __builtin_prefetch(p.in.elements + at);
         }
         done += p.count;
     }
@@ -147,8 +151,9 @@ static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t colu
         const piece p = next_piece(t, key + done, count - done, 0);
         const mr_fast_widen job = {
             .dtype = dtype,
-            .from = p.head + (size_t)p.offset * mr_dtype_info_get(dtype)->block_bytes,
+            .from = p.in.elements + p.offset * t->exec->kv_layout.element,
             .from_stride = t->exec->options.block_size,
+            .scales = p.in.scales + p.offset,
             .to = t->keys + column + done,
             .to_stride = MR_FAST_GROUP,
             .rows = t->width,
@@ -166,8 +171,10 @@ static void load_values(const tile *t, uint32_t key, uint32_t count)
         const piece p = next_piece(t, key + done, count - done, 1);
         const mr_fast_widen job = {
             .dtype = t->exec->options.kv_dtype,
-            .from = p.head + p.offset * t->exec->kv_row_bytes,
+            .from = p.in.elements + p.offset * t->exec->kv_layout.row,
             .from_stride = t->width,
+            .scales = p.in.scales + p.offset,
+            .scales_of_rows = true,
             .to = t->values + (size_t)done * t->padded,
             .to_stride = t->padded,
             .rows = p.count,

@@ -155,7 +155,9 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
     for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
         const mr_op *op = &exec->plan->ops[i];
         size_t bytes = 0;
-        if (op->kind == MR_OP_ATTENTION) {
+        if (op->kind == MR_OP_ROPE_KV) {
+            bytes = exec->plan->kv.head_width; /* the codes of a key */
+        } else if (op->kind == MR_OP_ATTENTION) {
             bytes = mr_fast_attention_scratch(exec, &op->attention);
         } else if (op->kind == MR_OP_LINEAR) {
             bytes = mr_fast_linear_scratch(exec->plan->buffers[op->linear.in].width);

@@ -168,5 +168,6 @@ static void mr_impl_linear_float(const mr_fast_linear *job)
         .softmax = mr_impl_softmax, .blend = mr_impl_blend, .scale = mr_impl_scale,                \
         .add = mr_impl_add, .mean_square = mr_impl_mean_square, .mean = mr_impl_mean,              \
         .normalize = mr_impl_normalize, .gated = mr_impl_gated, .rotate = mr_impl_rotate,          \
-        .widen = mr_impl_widen, .narrow = mr_impl_narrow, .burst = (burst_fn),                     \
+        .widen = mr_impl_widen, .narrow = mr_impl_narrow, .quantize_kv = mr_impl_quantize_kv,      \
+        .burst = (burst_fn),                                                                       \
     }

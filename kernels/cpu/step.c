@@ -47,6 +47,8 @@ static void count_attention(const mr_cpu_exec *exec, const mr_op_attention *op,
                             const mr_batch *batch, mr_op_time *time)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
+    const uint64_t key_bytes =
+        exec->kv_layout.row + exec->kv_layout.scales / exec->options.block_size;
     for (uint32_t seq = 0; seq < batch->n_seqs; seq++) {
         uint64_t first = UINT64_MAX; /* keys that some token of the sequence sees */
         uint64_t end = 0;
@@ -57,7 +59,7 @@ static void count_attention(const mr_cpu_exec *exec, const mr_op_attention *op,
             first = after - keys < first ? after - keys : first;
             end = after > end ? after : end;
         }
-        time->bytes += end > 0 ? 2 * (end - first) * kv->heads * exec->kv_row_bytes : 0;
+        time->bytes += end > 0 ? 2 * (end - first) * kv->heads * key_bytes : 0;
     }
 }
 

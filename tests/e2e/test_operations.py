@@ -38,7 +38,7 @@ def test_get_model(server):
     assert list(model.eos_token_ids) == [2]
     assert 134_000_000 < model.parameters < 136_000_000
     assert model.backend.startswith("cpu") and model.version and model.chat
-    assert model.kv_cache_dtype in ("bf16", "f16", "f32")
+    assert model.kv_cache_dtype in ("bf16", "f16", "f32", "int8")
     assert model.name and not model.adapters and not model.digest
 
 
