@@ -89,6 +89,24 @@ static uint8_t *make_blocks(mr_cpu_exec *exec, mr_buffer_id id)
     return mr_alloc_aligned(bytes);
 }
 
+/* The parts of attention; false when memory is short. */
+static bool make_parts(mr_cpu_exec *exec, mr_fast_state *state)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
+        const mr_op *op = &exec->plan->ops[i];
+        const size_t floats =
+            op->kind == MR_OP_ATTENTION ? mr_fast_attention_parts(exec, &op->attention) : 0;
+        most = floats > most ? floats : most;
+    }
+    if (most == 0) {
+        return true;
+    }
+    exec->activation_bytes += most * sizeof(float);
+    state->parts = mr_alloc_aligned(most * sizeof(float));
+    return state->parts != NULL;
+}
+
 static uint8_t planes_of(const mr_plan *plan, mr_buffer_id id)
 {
     for (uint32_t i = 0; i < plan->n_ops; i++) {
@@ -110,8 +128,8 @@ static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_erro
         state->planes = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->planes));
         state->quantize = mr_calloc((size_t)plan->n_ops + 1, sizeof(*state->quantize));
     }
-    bool enough =
-        state != NULL && state->quant != NULL && state->planes != NULL && state->quantize != NULL;
+    bool enough = state != NULL && state->quant != NULL && state->planes != NULL &&
+                  state->quantize != NULL && make_parts(exec, state);
     for (uint32_t i = 0; enough && i < plan->n_ops; i++) {
         const mr_op *op = &plan->ops[i];
         if (op->kind != MR_OP_LINEAR || !is_quantised(exec, &op->linear)) {
@@ -145,6 +163,7 @@ static void deinit(mr_cpu_exec *exec)
     free(state->quant);
     free(state->planes);
     free(state->quantize);
+    free(state->parts);
     free(state);
     exec->path_state = NULL;
 }
