@@ -6,11 +6,9 @@
 #include "base/inbox.h"
 #include "base/log.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <time.h>
 
 struct mr_engine {
     mr_clock clock;
@@ -29,12 +27,10 @@ struct mr_engine {
 
     /* Everybody's, under the mutex. */
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* on CLOCK_MONOTONIC: a new snapshot, for drain() */
     mr_engine_stats snapshot;
     uint64_t submitted;
     uint64_t snapshot_taken;
-    bool refuses; /* no new requests */
-    bool quits;
+    bool quits; /* and takes no new requests */
 };
 
 static void take_inbox(mr_engine *engine)
@@ -123,7 +119,6 @@ static bool show(mr_engine *engine)
     engine->snapshot.busy = !mr_scheduler_idle(engine->scheduler);
     engine->snapshot_taken = engine->taken;
     const bool goes_on = !engine->quits;
-    pthread_cond_broadcast(&engine->changed);
     pthread_mutex_unlock(&engine->mutex);
     return goes_on;
 }
@@ -187,19 +182,13 @@ static void destroy_parts(mr_engine *engine)
     mr_batch_storage_destroy(engine->storage);
     mr_block_pool_destroy(engine->pool);
     mr_event_deinit(&engine->wake);
-    pthread_cond_destroy(&engine->changed);
     pthread_mutex_destroy(&engine->mutex);
     free(engine);
 }
 
 static void init_shared(mr_engine *engine)
 {
-    pthread_condattr_t attr;
-    MR_CHECK(pthread_condattr_init(&attr) == 0);
-    MR_CHECK(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0);
-    MR_CHECK(pthread_cond_init(&engine->changed, &attr) == 0);
     MR_CHECK(pthread_mutex_init(&engine->mutex, NULL) == 0);
-    pthread_condattr_destroy(&attr);
     mr_event_init(&engine->wake);
     mr_inbox_init(&engine->inbox);
 }
@@ -235,7 +224,6 @@ void mr_engine_destroy(mr_engine *engine)
         return;
     }
     pthread_mutex_lock(&engine->mutex);
-    engine->refuses = true;
     engine->quits = true;
     pthread_mutex_unlock(&engine->mutex);
     mr_event_set(&engine->wake);
@@ -247,7 +235,7 @@ mr_status mr_engine_submit(mr_engine *engine, mr_request *request, mr_error *err
 {
     pthread_mutex_lock(&engine->mutex);
     const bool failed = engine->snapshot.failed;
-    const bool refused = failed || engine->refuses;
+    const bool refused = failed || engine->quits;
     if (!refused) {
         engine->submitted++;
     }
@@ -269,35 +257,10 @@ void mr_engine_cancel(mr_engine *engine, mr_request *request)
     mr_event_set(&engine->wake);
 }
 
-void mr_engine_stop_accepting(mr_engine *engine)
-{
-    pthread_mutex_lock(&engine->mutex);
-    engine->refuses = true;
-    pthread_mutex_unlock(&engine->mutex);
-}
-
 /* Under the mutex. */
 static bool is_busy(const mr_engine *engine)
 {
     return engine->submitted != engine->snapshot_taken || engine->snapshot.busy;
-}
-
-bool mr_engine_drain(mr_engine *engine, uint64_t until_ns)
-{
-    const struct timespec until = {
-        .tv_sec = (time_t)(until_ns / MR_NS_PER_S),
-        .tv_nsec = (long)(until_ns % MR_NS_PER_S),
-    };
-    pthread_mutex_lock(&engine->mutex);
-    int rc = 0;
-    while (is_busy(engine) && rc != ETIMEDOUT) {
-        rc = until_ns == MR_NEVER
-                 ? pthread_cond_wait(&engine->changed, &engine->mutex)
-                 : pthread_cond_timedwait(&engine->changed, &engine->mutex, &until);
-    }
-    const bool drained = !is_busy(engine);
-    pthread_mutex_unlock(&engine->mutex);
-    return drained;
 }
 
 void mr_engine_stats_get(mr_engine *engine, mr_engine_stats *out)

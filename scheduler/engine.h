@@ -33,11 +33,6 @@ MR_MUST_USE mr_status mr_engine_submit(mr_engine *engine, mr_request *request, m
 /* Ends the request with CANCELLED at the next step; idempotent, harmless after its end. */
 void mr_engine_cancel(mr_engine *engine, mr_request *request);
 
-/* Refuses new requests from now on; what runs goes on. */
-void mr_engine_stop_accepting(mr_engine *engine);
-/* Waits until nothing waits or runs, or CLOCK_MONOTONIC passes until_ns: false then. */
-bool mr_engine_drain(mr_engine *engine, uint64_t until_ns);
-
 /* Ends everything as CANCELLED, joins the thread. Not from a sink. */
 void mr_engine_destroy(mr_engine *engine);
 

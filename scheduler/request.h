@@ -115,6 +115,7 @@ typedef struct mr_prompt_logprob {
 typedef struct mr_request_usage {
     uint32_t prompt_tokens;
     uint32_t completion_tokens; /* of all choices; with beams of those that are given */
+    uint32_t longest_choice;    /* tokens of the one of them that has most */
     uint32_t cached_tokens;
     uint32_t preemptions; /* of all choices; max_preemptions bounds each */
     uint64_t arrived_ns;

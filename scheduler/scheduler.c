@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "scheduler/internal.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 #define RETRY_AFTER_MS 1000u
@@ -286,11 +287,11 @@ static mr_status check_beams(const mr_scheduler *s, const mr_request *request, m
     const uint64_t full = request->n_prompt / s->block_size;
     const uint64_t each = mr_blocks_for(request->n_prompt + 1, s->block_size) - full;
     if (width > 1 && full + width * each > s->total_blocks) {
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, "beam_width",
-                             "%u beams on a prompt of %u tokens want %llu KV blocks, the whole "
-                             "cache has %u; lower beam_width or raise kv_cache_memory",
-                             request->params.beam_width, request->n_prompt,
-                             (unsigned long long)(full + width * each), s->total_blocks);
+        return mr_fail_field(
+            err, MR_INVALID_ARGUMENT, "beam_width",
+            "%u beams on a prompt of %u tokens want %" PRIu64 " KV blocks, the whole "
+            "cache has %u; lower beam_width or raise kv_cache_memory",
+            request->params.beam_width, request->n_prompt, full + width * each, s->total_blocks);
     }
     return MR_OK;
 }

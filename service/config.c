@@ -143,11 +143,18 @@ mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err
     return status;
 }
 
+/* How a letter of a key is spelled in the environment. */
+static char variable_letter(char letter)
+{
+    const int spelled = letter == '.' ? '_' : toupper((unsigned char)letter);
+    return (char)spelled;
+}
+
 void mr_config_variable(const char *key, char *out, size_t bytes)
 {
     const int length = snprintf(out, bytes, ENV_PREFIX "%s", key);
     for (int i = 0; i < length && out[i] != '\0'; i++) {
-        out[i] = out[i] == '.' ? '_' : (char)toupper((unsigned char)out[i]);
+        out[i] = variable_letter(out[i]);
     }
 }
 
@@ -156,8 +163,7 @@ static bool matches_variable(const char *key, const char *variable, size_t lengt
 {
     size_t i = 0;
     for (; key[i] != '\0' && key[i] != '*'; i++) {
-        const char wanted = key[i] == '.' ? '_' : (char)toupper((unsigned char)key[i]);
-        if (i >= length || variable[i] != wanted) {
+        if (i >= length || variable[i] != variable_letter(key[i])) {
             return false;
         }
     }

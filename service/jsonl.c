@@ -410,7 +410,7 @@ mr_status mr_jsonl_read_request(const mr_model *model, uint32_t max_seq_length, 
                                 size_t bytes, mr_jsonl_request *out, mr_error *err)
 {
     *out = (mr_jsonl_request){0};
-    json_t *object;
+    json_t *object = NULL;
     MR_TRY(mr_jsonl_parse(line, bytes, &object, err));
     out->id = json_incref(json_object_get(object, "id"));
     const mr_status status = read_object(model, max_seq_length, object, out, err);

@@ -30,6 +30,8 @@ typedef enum mr_measure {
     MR_MEASURE_PREFILL_TOKENS, /* of the prompt, those that were not cached */
     MR_MEASURE_CHOICES,
     MR_MEASURE_MAX_TOKENS,
+    MR_MEASURE_LONGEST_CHOICE, /* tokens */
+    MR_MEASURE_PREEMPTIONS,
     MR_MEASURES,
 } mr_measure;
 

@@ -189,9 +189,9 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
 /* Fields that every path has; `revision` goes up with every change that changes bits. */
 #define FAST_PATH(isa, init_fn)                                                                    \
     {                                                                                              \
-        .name = isa, .numerics = "cpu-" isa "/int8a32/1", .weight_layout = mr_fast_weight_layout,  \
-        .weight_pack = mr_fast_weight_pack, .scratch_bytes = scratch_bytes,                        \
-        .exec_init = (init_fn), .exec_deinit = deinit,                                             \
+        .name = (isa), .numerics = "cpu-" isa "/int8a32/1",                                        \
+        .weight_layout = mr_fast_weight_layout, .weight_pack = mr_fast_weight_pack,                \
+        .scratch_bytes = scratch_bytes, .exec_init = (init_fn), .exec_deinit = deinit,             \
         .ops = {                                                                                   \
             [MR_OP_EMBED] = mr_fast_op_embed,         [MR_OP_NORM] = mr_fast_op_norm,              \
             [MR_OP_LINEAR] = mr_fast_op_linear,       [MR_OP_ROPE_KV] = mr_fast_op_rope_kv,        \

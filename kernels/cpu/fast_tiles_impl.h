@@ -90,9 +90,11 @@ MR_SIMD void mr_tile_rows(uint32_t vecs, mr_dtype dtype, mr_tile tile, uint32_t 
         case 2:
             mr_tile_run(2, vecs, dtype, &tile);
             break;
+#if MR_TILE_ROWS > 3
         case 3:
             mr_tile_run(3, vecs, dtype, &tile);
             break;
+#endif
 #if MR_TILE_ROWS > 4
         case 4:
             mr_tile_run(4, vecs, dtype, &tile);

@@ -576,6 +576,28 @@ static void test_config_yaml_sets_the_same_again(void **state)
     mr_buffer_deinit(&text);
 }
 
+/* Neither a terminal nor a line of YAML sees a control character or break of Unicode. */
+static void test_config_yaml_escapes_control_characters(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "served_model_name=a\n\t\x1b[1m\x7f \xc2\x85\xc2\x9b \xe2\x80\xa8"
+                    "\xe2\x80\xa9 \xc3\xa9\xe2\x80\xa7");
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_non_null(strstr((char *)text.data,
+                           "served_model_name: \"a\\u000A\\u0009\\u001B[1m\\u007F \\u0085\\u009B "
+                           "\\u2028\\u2029 \xc3\xa9\xe2\x80\xa7\"\n"));
+    mr_config again = fresh();
+    mr_error err = {0};
+    if (load_text(&again, (char *)text.data, &err) != MR_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_string_equal(again.served_model_name, config.served_model_name);
+    mr_buffer_deinit(&text);
+}
+
 /* Every key, with its name in the environment, and every key that is refused. */
 static void test_config_markdown_names_all(void **state)
 {
@@ -622,6 +644,7 @@ int main(void)
         cmocka_unit_test(test_config_describe_lists_every_key),
         cmocka_unit_test(test_config_Q6_profile_that_cannot_act),
         cmocka_unit_test(test_config_yaml_sets_the_same_again),
+        cmocka_unit_test(test_config_yaml_escapes_control_characters),
         cmocka_unit_test(test_config_markdown_names_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
