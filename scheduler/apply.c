@@ -149,7 +149,9 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         const mr_planned *part = &s->planned[i];
         tokens += part->tokens;
         s->stats.prompt_tokens += prompt_part(part->sequence, part->tokens);
+        const uint32_t first = part->sequence->n_computed;
         part->sequence->n_computed += part->tokens;
+        mr_fair_queue_serve(&s->fair, part->sequence, first, part->sequence->n_computed);
     }
     count_step(s, tokens);
     uint32_t row = 0;

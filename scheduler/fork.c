@@ -65,8 +65,7 @@ void mr_scheduler_fork(mr_scheduler *s, mr_sequence *first, uint32_t drawn)
         if (i < drawn && enter_fork(s, sequence)) {
             share(s, sequence, first, first->n_computed);
         } else {
-            sequence->state = MR_SEQUENCE_WAITING;
-            mr_sequence_list_insert(&s->waiting, sequence);
+            mr_scheduler_queue(s, sequence);
         }
     }
 }

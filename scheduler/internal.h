@@ -4,6 +4,8 @@
  * What the files of the scheduler share, and tests look into.
  *
  *   scheduler.c  create, add, fail, stats
+ *   fair_queue.c who of those that wait comes next
+ *   pace.c       how fast the queue moves
  *   plan.c       who runs, and how much of it
  *   residency.c  slots and blocks: admit, grow, preempt
  *   prefix.c     blocks that the prefix cache has (prefix.h)
@@ -20,6 +22,8 @@
 #define MILLRACE_SCHEDULER_INTERNAL_H
 
 #include "scheduler/beam.h"
+#include "scheduler/fair_queue.h"
+#include "scheduler/pace.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/sequence.h"
 
@@ -48,9 +52,11 @@ struct mr_scheduler {
 
     /* A live sequence that is born is in exactly one of them between calls; of the beams of a
      * search the first stands for all. */
-    mr_sequence_list waiting;
-    mr_sequence_list running;
+    mr_sequence_list waiting; /* in order of arrival */
+    mr_sequence_list running; /* by rank: the first gets what the last has to give */
     mr_sequence_list draining;
+    mr_fair_queue fair; /* of those that wait */
+    mr_pace pace;
     uint32_t n_groups;         /* live requests */
     uint32_t n_groups_running; /* those that have something running */
     uint32_t n_sequences;      /* of live requests, the unborn and ended ones too */
@@ -108,6 +114,9 @@ void mr_scheduler_end(mr_scheduler *scheduler, mr_group *group, mr_finish finish
 void mr_scheduler_drop_ended(mr_scheduler *scheduler);
 
 /* residency.c */
+
+/* Puts a sequence of a live request into the queue: WAITING. */
+void mr_scheduler_queue(mr_scheduler *scheduler, mr_sequence *sequence);
 
 typedef enum mr_admission {
     MR_ADMITTED,

@@ -2,7 +2,8 @@
 /*
  * Who has a slot and blocks. Why everybody ends: a sequence that was preempted max_preemptions
  * times comes back only with the blocks of its whole remaining life, needs nothing more and is
- * preempted no more; of the others the oldest takes from the newer ones; and one that runs alone
+ * preempted no more; of the others the one with the best claim (priority, then arrival) takes from
+ * those with a worse one; and one that runs alone
  * and has the whole pool is ended if that is not enough. The beams of a search come and go
  * together and count as one sequence here.
  *
@@ -65,10 +66,18 @@ void mr_scheduler_release(mr_scheduler *s, mr_sequence *sequence)
 void mr_scheduler_enter(mr_scheduler *s, mr_sequence *sequence)
 {
     mr_group *group = sequence->group;
+    mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_RUNNING;
     s->n_groups_running += group->n_running == 0;
     group->n_running++;
     mr_sequence_list_insert(&s->running, sequence);
+}
+
+void mr_scheduler_queue(mr_scheduler *s, mr_sequence *sequence)
+{
+    sequence->state = MR_SEQUENCE_WAITING;
+    mr_fair_queue_return(&s->fair, sequence);
+    mr_sequence_list_insert(&s->waiting, sequence);
 }
 
 /* Blocks that a sequence comes in with, and those of each further beam: the prompt's full blocks
@@ -154,8 +163,7 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
     const uint32_t lost = victim->n_computed;
     const uint32_t before = s->total_blocks - mr_block_pool_available(s->pool);
     mr_scheduler_release(s, victim);
-    victim->state = MR_SEQUENCE_WAITING;
-    mr_sequence_list_insert(&s->waiting, victim);
+    mr_scheduler_queue(s, victim);
     victim->preemptions++;
     victim->request->usage.preemptions++;
     s->stats.preemptions++;
@@ -169,11 +177,12 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
                   s->total_blocks);
 }
 
-/* A paused one, which could not use its blocks now, else the newest that came after running[index].
- * NULL when there is none. */
+/* A paused one, which could not use its blocks now, else of those with a worse claim than
+ * running[index] the one with the worst: the lowest priority, then the newest. NULL when there is
+ * none. */
 static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
 {
-    mr_sequence *newest = NULL;
+    mr_sequence *worst = NULL;
     for (uint32_t i = s->running.count; i-- > 0;) {
         mr_sequence *sequence = s->running.items[i];
         if (i == index || sequence->state != MR_SEQUENCE_RUNNING ||
@@ -183,11 +192,11 @@ static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
         if (mr_group_paused(sequence->group)) {
             return sequence;
         }
-        if (newest == NULL && i > index) {
-            newest = sequence;
+        if (worst == NULL && i > index) {
+            worst = sequence;
         }
     }
-    return newest;
+    return worst;
 }
 
 /* Live members: those that have tokens to compute. */

@@ -18,6 +18,7 @@
 #include "kernels/backend.h"
 #include "kernels/batch.h"
 #include "model/tokenizer.h"
+#include "scheduler/fair_queue.h"
 #include "scheduler/request.h"
 
 #include <stdbool.h>
@@ -35,6 +36,7 @@ typedef struct mr_scheduler_options {
     uint32_t max_seq_length;  /* prompt + output, tokens */
     uint32_t max_queue;       /* waiting requests */
     uint32_t max_preemptions; /* of one request */
+    mr_fair_options fair;     /* who comes first */
     uint32_t
         prefill_interval; /* 1: prefill rows in every step; N: at most every N-th while decoding */
     uint64_t batch_timeout_ns; /* an idle engine waits this long for companions */
@@ -54,7 +56,7 @@ typedef struct mr_scheduler_stats {
     uint64_t started; /* requests given to the scheduler, rejected ones too */
     uint64_t
         finished[MR_FINISH_ERROR + 1]; /* requests, by the largest mr_finish of their choices */
-    uint64_t rejected;                 /* of them ended in add(): ERROR */
+    uint64_t rejected;                 /* of them ended in an add(): ERROR */
     uint64_t corrupted;                /* of them ended by logits that are no numbers: ERROR */
     uint64_t prompt_tokens;            /* computed */
     uint64_t generated_tokens;
@@ -83,9 +85,10 @@ void mr_scheduler_destroy(mr_scheduler *scheduler);
 
 /* Takes the caller's reference on `request` into the waiting queue. On failure the request's error
  * is set, its last event is pushed, and it will be published like any other: RESOURCE_EXHAUSTED
- * (queue full, with a retry time), INVALID_ARGUMENT (longer than max_seq_length or than the whole
- * pool, more beams than can run, an id beyond the vocabulary; names the limit), FAILED_PRECONDITION
- * (stop strings without a tokenizer). */
+ * (queue full, with a retry time; if another tenant holds more of the queue for its weight, the
+ * worst of what it has there and never ran ends so instead), INVALID_ARGUMENT (longer than
+ * max_seq_length or than the whole pool, more beams than can run, an id beyond the vocabulary;
+ * names the limit), FAILED_PRECONDITION (stop strings without a tokenizer). */
 void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now_ns);
 
 /* Plans the next step into `storage`. Returns true when there is a batch to run; else *wake_ns is

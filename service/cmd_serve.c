@@ -53,6 +53,16 @@ static void log_configuration(const mr_runtime *runtime)
     mr_buffer_deinit(&text);
 }
 
+static void log_tenants(const mr_tenants *tenants)
+{
+    if (tenants->count == 0) {
+        mr_log(MR_LOG_WARN, "serve", "open to everybody who reaches the port: no tenants are set",
+               NULL);
+    } else {
+        mr_log(MR_LOG_INFO, "serve", "callers need a key", "tenants=%" PRIu32, tenants->count);
+    }
+}
+
 static void log_ready(const mr_runtime *runtime, const char *listen, int port, uint64_t load_ns)
 {
     const mr_backend_info *backend = mr_runtime_backend(runtime);
@@ -136,6 +146,7 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
     set_loaded(watch);
     if (status == MR_EXIT_OK) {
         log_configuration(runtime);
+        log_tenants(&config->tenants);
         mr_server_set_runtime(server, runtime);
         log_ready(runtime, listen, port, mr_clock_now(&clock) - started);
         (void)mr_event_wait(&watch->asked, MR_NEVER);
@@ -146,16 +157,6 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
     mr_runtime_close(runtime);
     mr_log_flush();
     return status;
-}
-
-static void log_tenants(const mr_tenants *tenants)
-{
-    if (tenants->count == 0) {
-        mr_log(MR_LOG_WARN, "serve", "open to everybody who reaches the port: no tenants are set",
-               NULL);
-    } else {
-        mr_log(MR_LOG_INFO, "serve", "callers need a key", "tenants=%" PRIu32, tenants->count);
-    }
 }
 
 /* Both listeners are there before the model loads, which can take long. */
@@ -173,7 +174,6 @@ static mr_status start_listening(const addresses *where, const mr_config *config
         .admin = strcmp(config->admin_enable, "true") == 0,
         .tenants = &config->tenants,
     };
-    log_tenants(&config->tenants);
     MR_TRY(mr_server_start(&options, server, err));
     if (where->metrics != NULL) {
         const bool vllm_names = strcmp(config->metrics_vllm_names, "true") == 0;

@@ -33,6 +33,9 @@ typedef struct mr_config {
     uint32_t prefill_interval;
     uint32_t max_queue_requests;
     uint32_t max_preemptions;
+    uint32_t priority_ageing_ms;
+    uint32_t max_overtakes;
+    uint32_t overtake_timeout_ms;
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
     uint64_t kv_cache_memory; /* bytes; 0: sized from the batch and the memory there is */

@@ -147,6 +147,12 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
                 .max_seq_length = config->max_seq_length,
                 .max_queue = config->max_queue_requests,
                 .max_preemptions = config->max_preemptions,
+                .fair =
+                    {
+                        .ageing_ns = config->priority_ageing_ms * MR_NS_PER_MS,
+                        .max_overtakes = config->max_overtakes,
+                        .overtake_ns = config->overtake_timeout_ms * MR_NS_PER_MS,
+                    },
                 .prefill_interval = config->prefill_interval,
                 .batch_timeout_ns = config->batch_timeout_ms * MR_NS_PER_MS,
                 .slow_reader_timeout_ns = config->slow_reader_timeout_ms * MR_NS_PER_MS,

@@ -371,7 +371,7 @@ static void check_residents(const world *w)
         const mr_sequence *sequence = s->running.items[i];
         const uint32_t members = sequence->group->beams != NULL ? sequence->group->n_sequences : 1;
         assert_int_equal(sequence->state, MR_SEQUENCE_RUNNING);
-        assert_true(i == 0 || s->running.items[i - 1]->ticket < sequence->ticket);
+        assert_true(i == 0 || mr_sequence_outranks(s->running.items[i - 1], sequence));
         n_slots += members;
         for (uint32_t m = 0; m < members; m++) {
             count_blocks(w, &sequence[m], slots, held);
