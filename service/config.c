@@ -34,21 +34,25 @@ typedef struct config_key {
     uint64_t low;
     uint64_t high;
     const char *meaning;
+    bool secret;
 } config_key;
 
 #define FIELD_PLACE(field) offsetof(mr_config, field), sizeof(((mr_config *)0)->field)
 
 static const config_key keys[] = {
 #define MR_CONFIG_TEXT(name, field, value, choices, meaning)                                       \
-    {name, KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning},
+    {name, KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, false},
+#define MR_CONFIG_SECRET(name, field, meaning)                                                     \
+    {name, KEY_TEXT, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, true},
 #define MR_CONFIG_NUMBER(name, field, value, low, high, meaning)                                   \
-    {name, KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning},
+    {name, KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, false},
 #define MR_CONFIG_BYTES(name, field, value, low, high, meaning)                                    \
-    {name, KEY_BYTES, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning},
+    {name, KEY_BYTES, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, false},
 #define MR_CONFIG_FIXED(name, choices, meaning)                                                    \
-    {name, KEY_FIXED, 0, 0, NULL, choices, 0, 0, 0, meaning},
+    {name, KEY_FIXED, 0, 0, NULL, choices, 0, 0, 0, meaning, false},
 #include "service/config_keys.def"
 #undef MR_CONFIG_TEXT
+#undef MR_CONFIG_SECRET
 #undef MR_CONFIG_NUMBER
 #undef MR_CONFIG_BYTES
 #undef MR_CONFIG_FIXED
@@ -433,6 +437,22 @@ mr_status mr_config_init(mr_config *config, mr_error *err)
     return mr_config_apply_environment(config, err);
 }
 
+/* Settings that nobody would act on. */
+static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
+{
+    static const char *const users[] = {"cache_scope", "cache_salt_secret"};
+    for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++) {
+        if (strcmp(config->enable_prefix_caching, "false") == 0 &&
+            mr_config_given(config, users[i])) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, users[i],
+                                 "%s is given and cannot act: enable_prefix_caching is false; "
+                                 "leave out the one or the other",
+                                 users[i]);
+        }
+    }
+    return MR_OK;
+}
+
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
     if ((config->block_size & (config->block_size - 1)) != 0) {
@@ -448,6 +468,7 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
                              "of the three out",
                              config->profile);
     }
+    MR_TRY(check_prefix_caching(config, err));
     const bool throughput = strcmp(config->profile, "throughput") == 0;
     if (config->batch_timeout_ms == UINT32_MAX) {
         config->batch_timeout_ms = throughput ? 50 : 0;
@@ -462,13 +483,20 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
     return MR_OK;
 }
 
+/* Text to show. */
+static const char *text_of(const mr_config *config, const config_key *key)
+{
+    const char *text = (const char *)config + key->offset;
+    return key->secret && text[0] != '\0' ? "given" : text;
+}
+
 mr_status mr_config_format(const mr_config *config, mr_buffer *out)
 {
     for (size_t i = 0; i < KEY_COUNT; i++) {
         const config_key *key = &keys[i];
         const char *gap = i == 0 ? "" : " ";
         if (key->kind == KEY_TEXT) {
-            const char *text = (const char *)config + key->offset;
+            const char *text = text_of(config, key);
             char quoted[2 * sizeof(config->served_model_name) + 3];
             MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
                                     mr_log_quote(text, quoted, sizeof(quoted))));
@@ -490,7 +518,10 @@ bool mr_config_key_about(size_t index, mr_config_about *out)
         return false;
     }
     const config_key *key = &keys[index];
-    *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
+    *out = (mr_config_about){.name = key->name,
+                             .meaning = key->meaning,
+                             .type = types[key->kind],
+                             .secret = key->secret};
     if (key->kind == KEY_TEXT && key->choices[0] != '\0') {
         out->type = "choice";
     }
@@ -513,7 +544,7 @@ void mr_config_value(const mr_config *config, size_t index, char *out, size_t by
 {
     const config_key *key = &keys[index];
     if (key->kind == KEY_TEXT) {
-        snprintf(out, bytes, "%s", (const char *)config + key->offset);
+        snprintf(out, bytes, "%s", text_of(config, key));
     } else if (key->kind == KEY_FIXED) {
         snprintf(out, bytes, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
     } else if (key_is_automatic(key) && load_number(config, key) == key->number_default) {

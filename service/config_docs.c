@@ -126,7 +126,8 @@ mr_status mr_config_yaml(const mr_config *config, mr_buffer *out)
     for (size_t i = 0; mr_config_key_about(i, &about); i++) {
         char value[256];
         mr_config_value(config, i, value, sizeof(value));
-        const char *comment = mr_config_given(config, about.name) ? "" : "# ";
+        const bool shown = mr_config_given(config, about.name) && !about.secret;
+        const char *comment = shown ? "" : "# ";
         MR_TRY(mr_buffer_printf(out, "%s%s: ", comment, about.name));
         MR_TRY(append_value(out, about.type, value));
     }

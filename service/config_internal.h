@@ -21,6 +21,7 @@ typedef struct mr_config_about {
     const char *name;
     const char *type; /* text | choice | number | size | fixed */
     const char *meaning;
+    bool secret;
     char initial[128]; /* the default */
     char bounds[128];
     char variable[128]; /* in the environment */
@@ -28,7 +29,8 @@ typedef struct mr_config_about {
 
 /* False when there is no key of this index. */
 bool mr_config_key_about(size_t index, mr_config_about *out);
-/* The key's value as text: "auto" where it is automatic and not given. */
+/* The key's value as text: "auto" where it is automatic and not given; of a secret only whether
+ * there is one. */
 void mr_config_value(const mr_config *config, size_t index, char *out, size_t bytes);
 /* The name of a key in the environment. */
 void mr_config_variable(const char *key, char *out, size_t bytes);
