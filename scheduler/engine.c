@@ -27,10 +27,15 @@ struct mr_engine {
 
     /* Everybody's, under the mutex. */
     pthread_mutex_t mutex;
+    pthread_cond_t reset; /* resets_done has changed */
     mr_engine_stats snapshot;
     uint64_t submitted;
     uint64_t snapshot_taken;
-    bool quits; /* and takes no new requests */
+    uint32_t resets_asked; /* of the prefix cache */
+    uint32_t resets_done;
+    uint32_t generation;
+    uint32_t dropped; /* blocks, by the last reset */
+    bool quits;       /* and takes no new requests */
 };
 
 static void take_inbox(mr_engine *engine)
@@ -136,12 +141,25 @@ static void sleep_until(mr_engine *engine, uint64_t wake_ns)
     mr_event_wait(&engine->wake, until_ns);
 }
 
+/* After the inbox was taken: so the requests in there that came after the asking see it done. */
+static void reset_if_asked(mr_engine *engine)
+{
+    pthread_mutex_lock(&engine->mutex);
+    if (engine->resets_done != engine->resets_asked) {
+        engine->dropped = mr_scheduler_reset_prefix_cache(engine->scheduler, engine->generation);
+        engine->resets_done = engine->resets_asked;
+        pthread_cond_broadcast(&engine->reset);
+    }
+    pthread_mutex_unlock(&engine->mutex);
+}
+
 static void *engine_main(void *arg)
 {
     mr_engine *engine = arg;
     for (;;) {
         uint64_t wake_ns = MR_NEVER;
         take_inbox(engine);
+        reset_if_asked(engine);
         const bool ran = step(engine, &wake_ns);
         mr_scheduler_publish(engine->scheduler);
         if (!show(engine)) {
@@ -157,6 +175,20 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
+static mr_status create_cache(mr_engine *engine, const mr_engine_options *options, mr_error *err)
+{
+    if (!options->prefix_caching) {
+        return MR_OK;
+    }
+    mr_status status = mr_block_pool_enable_cache(engine->pool);
+    if (status == MR_OK && options->prefix_events > 0) {
+        status = mr_prefix_index_observe(mr_block_pool_index(engine->pool), options->prefix_events);
+    }
+    return status == MR_OK ? MR_OK
+                           : mr_fail(err, status, "no prefix index of %u KV blocks can be made",
+                                     options->n_blocks);
+}
+
 static mr_status create_parts(mr_engine *engine, const mr_engine_options *options, mr_error *err)
 {
     const mr_status status =
@@ -165,6 +197,7 @@ static mr_status create_parts(mr_engine *engine, const mr_engine_options *option
         return mr_fail(err, status, "no pool of %u KV blocks of %u tokens can be made",
                        options->n_blocks, options->block_size);
     }
+    MR_TRY(create_cache(engine, options, err));
     MR_TRY(mr_scheduler_create(&options->scheduler, engine->pool, &engine->scheduler, err));
     mr_batch_limits limits;
     mr_scheduler_batch_limits(&options->scheduler, options->block_size, &limits);
@@ -183,12 +216,14 @@ static void destroy_parts(mr_engine *engine)
     mr_block_pool_destroy(engine->pool);
     mr_event_deinit(&engine->wake);
     pthread_mutex_destroy(&engine->mutex);
+    pthread_cond_destroy(&engine->reset);
     free(engine);
 }
 
 static void init_shared(mr_engine *engine)
 {
     MR_CHECK(pthread_mutex_init(&engine->mutex, NULL) == 0);
+    MR_CHECK(pthread_cond_init(&engine->reset, NULL) == 0);
     mr_event_init(&engine->wake);
     mr_inbox_init(&engine->inbox);
 }
@@ -255,6 +290,29 @@ void mr_engine_cancel(mr_engine *engine, mr_request *request)
 {
     mr_flag_set(&request->cancelled);
     mr_event_set(&engine->wake);
+}
+
+uint32_t mr_engine_reset_prefix_cache(mr_engine *engine, uint32_t generation)
+{
+    pthread_mutex_lock(&engine->mutex);
+    const uint32_t mine = ++engine->resets_asked;
+    engine->generation = generation > engine->generation ? generation : engine->generation;
+    pthread_mutex_unlock(&engine->mutex);
+    mr_event_set(&engine->wake);
+
+    pthread_mutex_lock(&engine->mutex);
+    while ((int32_t)(engine->resets_done - mine) < 0) {
+        pthread_cond_wait(&engine->reset, &engine->mutex);
+    }
+    const uint32_t dropped = engine->dropped;
+    pthread_mutex_unlock(&engine->mutex);
+    return dropped;
+}
+
+mr_ring *mr_engine_prefix_events(mr_engine *engine)
+{
+    mr_prefix_index *index = mr_block_pool_index(engine->pool);
+    return index == NULL ? NULL : mr_prefix_index_events(index);
 }
 
 /* Under the mutex. */

@@ -77,6 +77,20 @@ static void log_ready(const mr_runtime *runtime, const char *listen, int port, u
            (uint64_t)(load_ns / MR_NS_PER_MS));
 }
 
+/* After READY, which does not wait for it. */
+static void identify_model(mr_runtime *runtime)
+{
+    mr_prefix_identity *identity = mr_runtime_prefix_identity(runtime);
+    if (identity == NULL) {
+        return;
+    }
+    if (!mr_prefix_identity_shareable(identity)) {
+        mr_log(MR_LOG_INFO, "serve",
+               "cache_salt_secret is empty: cached prefixes are this process's own", NULL);
+    }
+    mr_prefix_identity_start(identity);
+}
+
 /* Loading cannot be interrupted, and nothing depends on its end: calls get their status, then the
  * process goes. */
 static void leave_if_loading(shutdown_watch *watch)
@@ -149,6 +163,7 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
         log_tenants(&config->tenants);
         mr_server_set_runtime(server, runtime);
         log_ready(runtime, listen, port, mr_clock_now(&clock) - started);
+        identify_model(runtime);
         (void)mr_event_wait(&watch->asked, MR_NEVER);
     }
     mr_server_shutdown(server, SHUTDOWN_WAIT_MS);

@@ -23,6 +23,8 @@ extern char **environ;
 static const mr_config_key keys[] = {
 #define MR_CONFIG_TEXT(name, field, value, choices, meaning)                                       \
     {name, MR_KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, 0},
+#define MR_CONFIG_SECRET(name, field, meaning)                                                     \
+    {name, MR_KEY_SECRET, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_NUMBER(name, field, value, low, high, meaning)                                   \
     {name, MR_KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
 #define MR_CONFIG_BYTES(name, field, value, low, high, meaning)                                    \
@@ -249,6 +251,22 @@ mr_status mr_config_init(mr_config *config, mr_error *err)
     return mr_config_apply_environment(config, err);
 }
 
+/* Settings that nobody would act on. */
+static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
+{
+    static const char *const users[] = {"cache_scope", "cache_salt_secret"};
+    for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++) {
+        if (strcmp(config->enable_prefix_caching, "false") == 0 &&
+            mr_config_given(config, users[i])) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, users[i],
+                                 "%s is given and cannot act: enable_prefix_caching is false; "
+                                 "leave out the one or the other",
+                                 users[i]);
+        }
+    }
+    return MR_OK;
+}
+
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
     if ((config->block_size & (config->block_size - 1)) != 0) {
@@ -264,6 +282,7 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
                              "of the three out",
                              config->profile);
     }
+    MR_TRY(check_prefix_caching(config, err));
     const bool throughput = strcmp(config->profile, "throughput") == 0;
     if (config->batch_timeout_ms == UINT32_MAX) {
         config->batch_timeout_ms = throughput ? 50 : 0;
@@ -283,8 +302,8 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
     for (size_t i = 0; i < KEY_COUNT; i++) {
         const mr_config_key *key = &keys[i];
         const char *gap = i == 0 ? "" : " ";
-        if (key->kind == MR_KEY_TEXT) {
-            const char *text = (const char *)config + key->offset;
+        if (key->kind == MR_KEY_TEXT || key->kind == MR_KEY_SECRET) {
+            const char *text = mr_config_value_text(config, key);
             char quoted[2 * sizeof(config->served_model_name) + 3];
             MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
                                     mr_log_quote(text, quoted, sizeof(quoted))));

@@ -38,11 +38,14 @@ typedef struct mr_config {
     uint32_t overtake_timeout_ms;
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
-    uint64_t kv_cache_memory; /* bytes; 0: sized from the batch and the memory there is */
-    char kv_cache_dtype[8];   /* auto | f32 | f16 | bf16 | int8 */
-    char log_level[8];        /* debug | info | warn | error */
-    char log_format[8];       /* logfmt | json */
-    char admin_enable[8];     /* true | false, as those below */
+    uint64_t kv_cache_memory;      /* bytes; 0: sized from the batch and the memory there is */
+    char kv_cache_dtype[8];        /* auto | f32 | f16 | bf16 | int8 */
+    char enable_prefix_caching[8]; /* true | false */
+    char cache_scope[8];           /* tenant | shared */
+    char cache_salt_secret[256];   /* "": a random one at every start */
+    char log_level[8];             /* debug | info | warn | error */
+    char log_format[8];            /* logfmt | json */
+    char admin_enable[8];          /* true | false, as those below */
     char reflection_enable[8];
     uint32_t keepalive_time_ms;
     uint32_t keepalive_timeout_ms;
@@ -63,7 +66,8 @@ MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, m
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
 /* Checks across keys and applies the profile; after all sources. */
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
-/* Appends "key=value" of every key, separated by spaces: the effective configuration. */
+/* Appends "key=value" of every key, separated by spaces: the effective configuration. Of a secret
+ * it says whether there is one. */
 MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);
 /* True when a file, the environment or --set has given the key, and not asked for "auto". */
 bool mr_config_given(const mr_config *config, const char *name);
@@ -72,7 +76,7 @@ void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx);
 /* Appends the reference of all keys, docs/configuration.md. */
 MR_MUST_USE mr_status mr_config_markdown(mr_buffer *out);
 /* Appends the settings as a configuration file that sets the same; keys that were not given are
- * comments. Before mr_config_finish. */
+ * comments, and so are secrets, which are not shown. Before mr_config_finish. */
 MR_MUST_USE mr_status mr_config_yaml(const mr_config *config, mr_buffer *out);
 
 #endif

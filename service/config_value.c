@@ -17,6 +17,11 @@ static bool is_number(mr_config_kind kind)
     return kind == MR_KEY_NUMBER || kind == MR_KEY_BYTES || kind == MR_KEY_DECIMAL;
 }
 
+static bool is_text(mr_config_kind kind)
+{
+    return kind == MR_KEY_TEXT || kind == MR_KEY_SECRET;
+}
+
 bool mr_config_key_automatic(const mr_config_key *key)
 {
     return is_number(key->kind) &&
@@ -246,6 +251,7 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
 {
     switch (key->kind) {
     case MR_KEY_TEXT:
+    case MR_KEY_SECRET:
         return set_text(base, key, value, err);
     case MR_KEY_NUMBER:
     case MR_KEY_BYTES:
@@ -264,7 +270,7 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
 
 void mr_config_value_init(void *base, const mr_config_key *key)
 {
-    if (key->kind == MR_KEY_TEXT) {
+    if (is_text(key->kind)) {
         MR_CHECK(strlen(key->text_default) < key->size);
         memcpy((uint8_t *)base + key->offset, key->text_default, strlen(key->text_default) + 1);
     } else if (key->kind == MR_KEY_DECIMAL) {
@@ -288,11 +294,17 @@ static mr_status format_digests(const void *base, const mr_config_key *key, mr_b
     return mr_buffer_append(out, "]", 1);
 }
 
+const char *mr_config_value_text(const void *base, const mr_config_key *key)
+{
+    const char *text = (const char *)base + key->offset;
+    return key->kind == MR_KEY_SECRET && text[0] != '\0' ? "given" : text;
+}
+
 mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_buffer *out)
 {
     const uint8_t *place = (const uint8_t *)base + key->offset;
-    if (key->kind == MR_KEY_TEXT) {
-        return mr_buffer_printf(out, "%s", (const char *)place);
+    if (is_text(key->kind)) {
+        return mr_buffer_printf(out, "%s", mr_config_value_text(base, key));
     }
     if (key->kind == MR_KEY_FIXED) {
         return mr_buffer_printf(out, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
@@ -319,11 +331,14 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",    [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",
-        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal",
-        [MR_KEY_DIGESTS] = "list",
+        [MR_KEY_TEXT] = "text",       [MR_KEY_SECRET] = "text",  [MR_KEY_NUMBER] = "number",
+        [MR_KEY_BYTES] = "size",      [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",
+        [MR_KEY_DECIMAL] = "decimal", [MR_KEY_DIGESTS] = "list",
     };
-    *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
+    *out = (mr_config_about){.name = key->name,
+                             .meaning = key->meaning,
+                             .type = types[key->kind],
+                             .secret = key->kind == MR_KEY_SECRET};
     if (key->kind == MR_KEY_TEXT && key->choices[0] != '\0') {
         out->type = "choice";
     }

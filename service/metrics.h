@@ -63,6 +63,7 @@ typedef struct mr_metrics_view {
     const char *model_name; /* "" until the model is loaded, as the others */
     const char *backend;
     const char *kv_dtype;
+    bool prefix_caching;
     uint32_t block_size;     /* tokens */
     uint32_t max_seq_length; /* 0: not known yet */
     mr_engine_stats engine;

@@ -71,9 +71,10 @@ extern const mr_rpc_method mr_rpc_health_watch;
 extern const mr_rpc_method mr_rpc_reflection;
 extern const mr_rpc_method mr_rpc_reflection_alpha;
 extern const mr_rpc_method mr_rpc_get_load;
+extern const mr_rpc_method mr_rpc_reset_prefix_cache;
 extern const mr_rpc_method mr_rpc_other;
 
-#define MR_RPC_METHODS 12
+#define MR_RPC_METHODS 13
 
 /* Clients take messages of 4 MiB unless told otherwise. */
 #define MR_RPC_MAX_ANSWER_BYTES (4 << 20)

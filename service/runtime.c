@@ -19,7 +19,8 @@ struct mr_runtime {
     mr_backend *backend;
     mr_weights *weights;
     mr_exec *exec;
-    mr_engine *engine; /* NULL without one */
+    mr_engine *engine;            /* NULL without one */
+    mr_prefix_identity *identity; /* NULL: nothing is cached */
     mr_exec_options exec_options;
     mr_backend_info backend_info;
     char name[sizeof(((mr_config *)0)->served_model_name)];
@@ -164,9 +165,19 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
             },
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,
+        .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
         .clock = mr_clock_monotonic(),
     };
-    return mr_engine_create(&options, runtime->exec, &runtime->engine, err);
+    MR_TRY(mr_engine_create(&options, runtime->exec, &runtime->engine, err));
+    const mr_prefix_identity_options identity = {
+        .config = config,
+        .model = runtime->model,
+        .plan = runtime->plan,
+        .backend = &runtime->backend_info,
+        .engine = runtime->engine,
+    };
+    return options.prefix_caching ? mr_prefix_identity_create(&identity, &runtime->identity, err)
+                                  : MR_OK;
 }
 
 static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
@@ -216,6 +227,7 @@ void mr_runtime_close(mr_runtime *runtime)
     if (runtime == NULL) {
         return;
     }
+    mr_prefix_identity_destroy(runtime->identity);
     if (runtime->engine != NULL) {
         mr_engine_destroy(runtime->engine);
     }
@@ -270,6 +282,21 @@ const mr_plan *mr_runtime_plan(const mr_runtime *runtime)
 const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime)
 {
     return &runtime->exec_options;
+}
+
+mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime)
+{
+    return runtime->identity;
+}
+
+bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
+                            mr_prefix_root *out)
+{
+    if (runtime->identity == NULL) {
+        return false;
+    }
+    mr_prefix_identity_root(runtime->identity, tenant, salt->data, salt->size, out);
+    return true;
 }
 
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime)

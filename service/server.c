@@ -39,7 +39,8 @@
 static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
     &mr_rpc_generate,   &mr_rpc_generate_unary,   &mr_rpc_abort,        &mr_rpc_tokenize,
     &mr_rpc_detokenize, &mr_rpc_get_model,        &mr_rpc_health_check, &mr_rpc_health_watch,
-    &mr_rpc_reflection, &mr_rpc_reflection_alpha, &mr_rpc_get_load,     &mr_rpc_other,
+    &mr_rpc_reflection, &mr_rpc_reflection_alpha, &mr_rpc_get_load,     &mr_rpc_reset_prefix_cache,
+    &mr_rpc_other,
 };
 
 mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err)
@@ -99,6 +100,7 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
     out->model_name = mr_runtime_model_name(runtime);
     out->backend = mr_runtime_backend(runtime)->name;
     out->kv_dtype = config->kv_cache_dtype;
+    out->prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0;
     out->block_size = config->block_size;
     out->max_seq_length = config->max_seq_length;
     out->memory = server->memory;

@@ -36,6 +36,7 @@ typedef struct fixture {
     mr_scheduler_options options;
     scripted_exec exec;
     mr_engine *engine;
+    bool prefix_caching;
     waiter waiters[SUBMITTERS];
 } fixture;
 
@@ -45,6 +46,8 @@ static void start(fixture *f)
         .scheduler = f->options,
         .block_size = BLOCK_SIZE,
         .n_blocks = N_BLOCKS,
+        .prefix_caching = f->prefix_caching,
+        .prefix_events = f->prefix_caching ? 64 : 0,
         .clock = mr_clock_monotonic(),
     };
     mr_error err = {0};
@@ -358,6 +361,67 @@ static void test_engine_refuses_bad_options(void **state)
     close_fixture(&f);
 }
 
+/* Runs a request of 12 prompt tokens and gives the tokens that it found. */
+static uint32_t run_cached(fixture *f, const mr_prefix_root *root)
+{
+    uint32_t prompt[12];
+    for (uint32_t i = 0; i < 12; i++) {
+        prompt[i] = 100 + i;
+    }
+    const mr_request_spec spec = {.id = "c",
+                                  .prompt = prompt,
+                                  .n_prompt = 12,
+                                  .params = rig_params(6),
+                                  .deadline_ns = MR_NEVER,
+                                  .sink = &f->waiters[0].sink,
+                                  .prefix = root};
+    mr_request *request = NULL;
+    assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
+    mr_request_ref(request);
+    assert_int_equal(mr_engine_submit(f->engine, request, NULL), MR_OK);
+    expect_ends(f, request, MR_FINISH_LENGTH, MR_OK);
+    const uint32_t cached = request->usage.cached_tokens;
+    mr_request_unref(request);
+    return cached;
+}
+
+static void test_engine_reset_is_done_before_later_requests_X4(void **state)
+{
+    (void)state;
+    fixture f;
+    const uint32_t most = 11 / BLOCK_SIZE * BLOCK_SIZE;
+    const mr_prefix_root first = {.hash = {{1}}, .block_size = BLOCK_SIZE};
+    const mr_prefix_root second = {.hash = {{2}}, .block_size = BLOCK_SIZE, .generation = 1};
+    open_fixture(&f);
+    f.prefix_caching = true;
+    start(&f);
+    mr_ring *events = mr_engine_prefix_events(f.engine);
+    assert_non_null(events);
+    assert_int_equal(mr_engine_reset_prefix_cache(f.engine, 0), 0);
+    for (uint32_t i = 0; i < 50; i++) {
+        assert_int_equal(run_cached(&f, &first), 0);
+        assert_int_equal(run_cached(&f, &first), most);
+        /* Prompt and output without its last token fill these. */
+        assert_int_equal(mr_engine_reset_prefix_cache(f.engine, 0), 17 / BLOCK_SIZE);
+    }
+    assert_int_equal(mr_ring_count(events), 0);
+    (void)mr_engine_reset_prefix_cache(f.engine, 1);
+    /* No way back: a late reset of the generation before is one of this generation. */
+    (void)mr_engine_reset_prefix_cache(f.engine, 0);
+    assert_int_equal(run_cached(&f, &first), 0);
+    assert_int_equal(run_cached(&f, &first), 0);
+    assert_int_equal(run_cached(&f, &second), 0);
+    assert_int_equal(run_cached(&f, &second), most);
+    assert_int_equal(mr_ring_count(events), 2 + 17 / BLOCK_SIZE);
+    assert_int_equal(((const mr_prefix_event *)mr_ring_peek(events, 0))->kind, MR_PREFIX_RESET);
+    assert_int_equal(((const mr_prefix_event *)mr_ring_peek(events, 2))->kind, MR_PREFIX_ADDED);
+    mr_engine_stats stats;
+    mr_engine_stats_get(f.engine, &stats);
+    assert_int_equal(stats.scheduler.blocks.live, 0);
+    assert_int_equal(stats.scheduler.blocks.cached, 17 / BLOCK_SIZE);
+    close_fixture(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -368,6 +432,7 @@ int main(void)
         cmocka_unit_test(test_engine_device_failure_is_final),
         cmocka_unit_test(test_engine_destroy_cancels_what_runs),
         cmocka_unit_test(test_engine_refuses_bad_options),
+        cmocka_unit_test(test_engine_reset_is_done_before_later_requests_X4),
     };
     mr_log_set_level(MR_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -501,7 +501,7 @@ static void test_config_format_Q6_effective_configuration(void **state)
     assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
     assert_non_null(strstr((char *)text.data, "served_model_name=\"m\""));
     assert_non_null(strstr((char *)text.data, "max_batch_size=32"));
-    assert_non_null(strstr((char *)text.data, "enable_prefix_caching=false"));
+    assert_non_null(strstr((char *)text.data, "enable_prefix_caching=\"true\""));
     mr_buffer_deinit(&text);
 }
 
@@ -517,6 +517,7 @@ static void test_config_describe_lists_every_key(void **state)
     (void)state;
     static const char *const names[] = {
 #define MR_CONFIG_TEXT(name, ...)   name,
+#define MR_CONFIG_SECRET(name, ...) name,
 #define MR_CONFIG_NUMBER(name, ...) name,
 #define MR_CONFIG_BYTES(name, ...)  name,
 #define MR_CONFIG_FIXED(name, ...)  name,
@@ -550,6 +551,40 @@ static void test_config_Q6_profile_that_cannot_act(void **state)
     set_ok(&config, "prefill_interval=auto");
     assert_int_equal(mr_config_finish(&config, &err), MR_OK);
     assert_int_equal(config.prefill_interval, 1);
+}
+
+static void test_config_Q6_prefix_settings_that_cannot_act(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"cache_scope=shared", "cache_salt_secret=abc"};
+    for (size_t i = 0; i < 2; i++) {
+        mr_config config = fresh();
+        mr_error err = {0};
+        set_ok(&config, settings[i]);
+        assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+        set_ok(&config, "enable_prefix_caching=false");
+        assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+        assert_says(&err, "cannot act");
+        assert_memory_equal(err.field, settings[i], strlen(err.field));
+    }
+    set_refused("cache_scope=everybody", MR_INVALID_ARGUMENT, "tenant|shared");
+}
+
+static void test_config_shows_no_secret(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_buffer text = {0};
+    set_ok(&config, "cache_salt_secret=swordfish");
+    assert_string_equal(config.cache_salt_secret, "swordfish");
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_null(strstr((char *)text.data, "swordfish"));
+    assert_non_null(strstr((char *)text.data, "# cache_salt_secret: \"given\"\n"));
+    assert_non_null(strstr((char *)text.data, "cache_salt_secret=\"given\""));
+    mr_buffer_deinit(&text);
 }
 
 static void test_config_yaml_sets_the_same_again(void **state)
@@ -643,6 +678,8 @@ int main(void)
         cmocka_unit_test(test_config_format_Q6_effective_configuration),
         cmocka_unit_test(test_config_describe_lists_every_key),
         cmocka_unit_test(test_config_Q6_profile_that_cannot_act),
+        cmocka_unit_test(test_config_Q6_prefix_settings_that_cannot_act),
+        cmocka_unit_test(test_config_shows_no_secret),
         cmocka_unit_test(test_config_yaml_sets_the_same_again),
         cmocka_unit_test(test_config_yaml_escapes_control_characters),
         cmocka_unit_test(test_config_markdown_names_all),
