@@ -46,6 +46,10 @@ typedef struct mr_config {
     uint32_t keepalive_min_ping_interval_ms;
     char keepalive_permit_without_calls[8];
     char metrics_vllm_names[8];
+    char redis_url[512];       /* "": no Redis; may hold a password */
+    char redis_on_failure[8];  /* open | closed | local */
+    char redis_replica_id[64]; /* "": HOSTNAME:PORT */
+    uint32_t redis_timeout_ms;
     mr_tenants tenants;
     uint64_t given; /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;

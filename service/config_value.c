@@ -2,6 +2,7 @@
 #include "service/config_value.h"
 
 #include "base/sha256.h"
+#include "cache/redis_url.h"
 #include "service/generation.h"
 
 #include <ctype.h>
@@ -241,12 +242,27 @@ static mr_status add_digest(void *base, const mr_config_key *key, const char *va
     return MR_OK;
 }
 
+static mr_status set_url(void *base, const mr_config_key *key, const char *value, mr_error *err)
+{
+    mr_redis_url url;
+    if (value[0] != '\0' && mr_redis_url_parse(value, &url, err) != MR_OK) {
+        const mr_status status = mr_fail_context(err, "%s", key->name);
+        if (err != NULL) {
+            snprintf(err->field, sizeof(err->field), "%s", key->name);
+        }
+        return status;
+    }
+    return set_text(base, key, value, err);
+}
+
 mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *value,
                               mr_error *err)
 {
     switch (key->kind) {
     case MR_KEY_TEXT:
         return set_text(base, key, value, err);
+    case MR_KEY_URL:
+        return set_url(base, key, value, err);
     case MR_KEY_NUMBER:
     case MR_KEY_BYTES:
         return set_number(base, key, value, err);
@@ -264,7 +280,7 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
 
 void mr_config_value_init(void *base, const mr_config_key *key)
 {
-    if (key->kind == MR_KEY_TEXT) {
+    if (key->kind == MR_KEY_TEXT || key->kind == MR_KEY_URL) {
         MR_CHECK(strlen(key->text_default) < key->size);
         memcpy((uint8_t *)base + key->offset, key->text_default, strlen(key->text_default) + 1);
     } else if (key->kind == MR_KEY_DECIMAL) {
@@ -288,9 +304,27 @@ static mr_status format_digests(const void *base, const mr_config_key *key, mr_b
     return mr_buffer_append(out, "]", 1);
 }
 
+bool mr_config_value_hides(const void *base, const mr_config_key *key)
+{
+    return key->kind == MR_KEY_URL && strchr((const char *)base + key->offset, '@') != NULL;
+}
+
+/* The text of a URL that was taken: what stands between its scheme and its last @ is secret. */
+static mr_status format_url(const char *url, mr_buffer *out)
+{
+    const char *at = strrchr(url, '@');
+    if (at == NULL) {
+        return mr_buffer_printf(out, "%s", url);
+    }
+    return mr_buffer_printf(out, "%.*s://***%s", (int)strcspn(url, ":"), url, at);
+}
+
 mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_buffer *out)
 {
     const uint8_t *place = (const uint8_t *)base + key->offset;
+    if (key->kind == MR_KEY_URL) {
+        return format_url((const char *)place, out);
+    }
     if (key->kind == MR_KEY_TEXT) {
         return mr_buffer_printf(out, "%s", (const char *)place);
     }
@@ -319,9 +353,9 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",    [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",
-        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal",
-        [MR_KEY_DIGESTS] = "list",
+        [MR_KEY_TEXT] = "text",       [MR_KEY_URL] = "text",     [MR_KEY_NUMBER] = "number",
+        [MR_KEY_BYTES] = "size",      [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",
+        [MR_KEY_DECIMAL] = "decimal", [MR_KEY_DIGESTS] = "list",
     };
     *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
     if (key->kind == MR_KEY_TEXT && key->choices[0] != '\0') {
