@@ -25,6 +25,8 @@ static const mr_config_key keys[] = {
     {name, MR_KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, 0},
 #define MR_CONFIG_SECRET(name, field, meaning)                                                     \
     {name, MR_KEY_SECRET, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
+#define MR_CONFIG_URL(name, field, meaning)                                                        \
+    {name, MR_KEY_URL, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_NUMBER(name, field, value, low, high, meaning)                                   \
     {name, MR_KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
 #define MR_CONFIG_BYTES(name, field, value, low, high, meaning)                                    \
@@ -267,8 +269,29 @@ static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
     return MR_OK;
 }
 
+static mr_status check_redis(const mr_config *config, mr_error *err)
+{
+    static const char *const others[] = {"redis.on_failure", "redis.timeout_ms",
+                                         "redis.replica_id"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (config->redis_url[0] == '\0' && mr_config_given(config, others[i])) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, others[i],
+                                 "%s cannot act without Redis: set redis.url too", others[i]);
+        }
+    }
+    for (const char *c = config->redis_replica_id; *c != '\0'; c++) {
+        if (*c <= ' ' || *c > '~') {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, "redis.replica_id",
+                                 "redis.replica_id has a space or a character beyond ASCII: use "
+                                 "letters, digits and punctuation");
+        }
+    }
+    return MR_OK;
+}
+
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
+    MR_TRY(check_redis(config, err));
     if ((config->block_size & (config->block_size - 1)) != 0) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "block_size",
                              "block_size is %" PRIu32 ": it must be a power of two",
@@ -302,11 +325,14 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
     for (size_t i = 0; i < KEY_COUNT; i++) {
         const mr_config_key *key = &keys[i];
         const char *gap = i == 0 ? "" : " ";
-        if (key->kind == MR_KEY_TEXT || key->kind == MR_KEY_SECRET) {
-            const char *text = mr_config_value_text(config, key);
+        if (key->kind == MR_KEY_TEXT) {
+            const char *text = (const char *)config + key->offset;
             char quoted[2 * sizeof(config->served_model_name) + 3];
             MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
                                     mr_log_quote(text, quoted, sizeof(quoted))));
+        } else if (key->kind == MR_KEY_URL || key->kind == MR_KEY_SECRET) {
+            MR_TRY(mr_buffer_printf(out, "%s%s=", gap, key->name));
+            MR_TRY(mr_config_value_format(config, key, out));
         } else if (key->kind == MR_KEY_LIST) {
             MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu32, gap, key->name,
                                     mr_config_list_count(config, key->name)));
@@ -329,6 +355,11 @@ bool mr_config_key_about(size_t index, mr_config_about *out)
     mr_config_key_describe(&keys[index], out);
     mr_config_variable(keys[index].name, out->variable, sizeof(out->variable));
     return true;
+}
+
+bool mr_config_hides(const mr_config *config, size_t index)
+{
+    return mr_config_value_hides(config, &keys[index]);
 }
 
 mr_status mr_config_value(const mr_config *config, size_t index, mr_buffer *out)

@@ -52,6 +52,10 @@ typedef struct mr_config {
     uint32_t keepalive_min_ping_interval_ms;
     char keepalive_permit_without_calls[8];
     char metrics_vllm_names[8];
+    char redis_url[512];       /* "": no Redis; may hold a password */
+    char redis_on_failure[8];  /* open | closed | local */
+    char redis_replica_id[64]; /* "": HOSTNAME:PORT */
+    uint32_t redis_timeout_ms;
     mr_tenants tenants;
     uint64_t given; /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;
@@ -66,8 +70,8 @@ MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, m
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
 /* Checks across keys and applies the profile; after all sources. */
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
-/* Appends "key=value" of every key, separated by spaces: the effective configuration. Of a secret
- * it says whether there is one. */
+/* Appends "key=value" of every key, separated by spaces: the effective configuration. A secret
+ * reads ***. */
 MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);
 /* True when a file, the environment or --set has given the key, and not asked for "auto". */
 bool mr_config_given(const mr_config *config, const char *name);

@@ -201,8 +201,10 @@ mr_status mr_config_yaml(const mr_config *config, mr_buffer *out)
 {
     mr_config_about about;
     for (size_t i = 0; mr_config_key_about(i, &about); i++) {
-        const bool shown = mr_config_given(config, about.name) && !about.secret;
-        const char *comment = shown ? "" : "# ";
+        const char *comment = mr_config_given(config, about.name) ? "" : "# ";
+        if (mr_config_hides(config, i)) {
+            comment = "# not shown: ";
+        }
         MR_TRY(mr_buffer_printf(out, "%s%s:%s", comment, about.name, is_list(&about) ? "" : " "));
         MR_TRY(is_list(&about) ? mr_config_list_yaml(config, about.name, out)
                                : append_setting(config, i, &about, out));

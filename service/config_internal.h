@@ -22,7 +22,6 @@ typedef struct mr_config_about {
     const char *name;
     const char *type; /* text | choice | number | decimal | size | fixed | list */
     const char *meaning;
-    bool secret;
     char initial[128]; /* the default */
     char bounds[128];
     char variable[128]; /* in the environment; "": none of its own */
@@ -30,9 +29,11 @@ typedef struct mr_config_about {
 
 /* False when there is no key of this index. */
 bool mr_config_key_about(size_t index, mr_config_about *out);
-/* Appends the key's value as text: "auto" where it is automatic and not given;
- * of a secret only whether there is one. Not of lists. */
+/* Appends the key's value as text: "auto" where it is automatic and not given, *** for what must
+ * not be shown. Not of lists. */
 MR_MUST_USE mr_status mr_config_value(const mr_config *config, size_t index, mr_buffer *out);
+/* Whether that text leaves out a secret, so that it does not set the same. */
+bool mr_config_hides(const mr_config *config, size_t index);
 /* The name of a key in the environment. */
 void mr_config_variable(const char *key, char *out, size_t bytes);
 

@@ -2,6 +2,7 @@
 #include "service/config_value.h"
 
 #include "base/sha256.h"
+#include "cache/redis_url.h"
 #include "service/generation.h"
 
 #include <ctype.h>
@@ -246,6 +247,19 @@ static mr_status add_digest(void *base, const mr_config_key *key, const char *va
     return MR_OK;
 }
 
+static mr_status set_url(void *base, const mr_config_key *key, const char *value, mr_error *err)
+{
+    mr_redis_url url;
+    if (value[0] != '\0' && mr_redis_url_parse(value, &url, err) != MR_OK) {
+        const mr_status status = mr_fail_context(err, "%s", key->name);
+        if (err != NULL) {
+            snprintf(err->field, sizeof(err->field), "%s", key->name);
+        }
+        return status;
+    }
+    return set_text(base, key, value, err);
+}
+
 mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *value,
                               mr_error *err)
 {
@@ -253,6 +267,8 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
     case MR_KEY_TEXT:
     case MR_KEY_SECRET:
         return set_text(base, key, value, err);
+    case MR_KEY_URL:
+        return set_url(base, key, value, err);
     case MR_KEY_NUMBER:
     case MR_KEY_BYTES:
         return set_number(base, key, value, err);
@@ -294,17 +310,32 @@ static mr_status format_digests(const void *base, const mr_config_key *key, mr_b
     return mr_buffer_append(out, "]", 1);
 }
 
-const char *mr_config_value_text(const void *base, const mr_config_key *key)
+/* What stands between the scheme of a URL that was taken and its last @ is secret. */
+static mr_status format_url(const char *url, mr_buffer *out)
+{
+    const char *at = strrchr(url, '@');
+    if (at == NULL) {
+        return mr_buffer_printf(out, "%s", url);
+    }
+    return mr_buffer_printf(out, "%.*s://***%s", (int)strcspn(url, ":"), url, at);
+}
+
+bool mr_config_value_hides(const void *base, const mr_config_key *key)
 {
     const char *text = (const char *)base + key->offset;
-    return key->kind == MR_KEY_SECRET && text[0] != '\0' ? "given" : text;
+    return (key->kind == MR_KEY_URL && strchr(text, '@') != NULL) ||
+           (key->kind == MR_KEY_SECRET && text[0] != '\0');
 }
 
 mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_buffer *out)
 {
     const uint8_t *place = (const uint8_t *)base + key->offset;
+    if (key->kind == MR_KEY_URL) {
+        return format_url((const char *)place, out);
+    }
     if (is_text(key->kind)) {
-        return mr_buffer_printf(out, "%s", mr_config_value_text(base, key));
+        const char *text = mr_config_value_hides(base, key) ? "***" : (const char *)place;
+        return mr_buffer_printf(out, "%s", text);
     }
     if (key->kind == MR_KEY_FIXED) {
         return mr_buffer_printf(out, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
@@ -331,14 +362,11 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",       [MR_KEY_SECRET] = "text",  [MR_KEY_NUMBER] = "number",
-        [MR_KEY_BYTES] = "size",      [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",
-        [MR_KEY_DECIMAL] = "decimal", [MR_KEY_DIGESTS] = "list",
+        [MR_KEY_TEXT] = "text",     [MR_KEY_SECRET] = "text",     [MR_KEY_URL] = "text",
+        [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",      [MR_KEY_FIXED] = "fixed",
+        [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal", [MR_KEY_DIGESTS] = "list",
     };
-    *out = (mr_config_about){.name = key->name,
-                             .meaning = key->meaning,
-                             .type = types[key->kind],
-                             .secret = key->kind == MR_KEY_SECRET};
+    *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
     if (key->kind == MR_KEY_TEXT && key->choices[0] != '\0') {
         out->type = "choice";
     }

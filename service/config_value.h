@@ -12,6 +12,7 @@
 typedef enum mr_config_kind {
     MR_KEY_TEXT,
     MR_KEY_SECRET, /* text that is never shown */
+    MR_KEY_URL,    /* of Redis */
     MR_KEY_NUMBER,
     MR_KEY_BYTES,
     MR_KEY_FIXED,
@@ -54,9 +55,10 @@ MR_MUST_USE mr_status mr_config_value_set(void *base, const mr_config_key *key, 
 /* Of NUMBER and BYTES. */
 uint64_t mr_config_value_number(const void *base, const mr_config_key *key);
 bool mr_config_value_automatic(const void *base, const mr_config_key *key);
-/* Of TEXT, and of a SECRET whether there is one; valid as long as `base`. */
-const char *mr_config_value_text(const void *base, const mr_config_key *key);
-/* Appends the value as text that sets it, of a SECRET as above; "auto" where it is automatic. */
+/* Whether it holds what must not be shown. */
+bool mr_config_value_hides(const void *base, const mr_config_key *key);
+/* Appends the value as text that sets it; "auto" where it is automatic. What is hidden reads ***.
+ */
 MR_MUST_USE mr_status mr_config_value_format(const void *base, const mr_config_key *key,
                                              mr_buffer *out);
 

@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "scheduler/engine.h"
+#include "service/sharing.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -68,6 +69,7 @@ typedef struct mr_metrics_view {
     uint32_t max_seq_length; /* 0: not known yet */
     mr_engine_stats engine;
     mr_exec_memory memory;
+    mr_sharing_stats sharing;
     uint64_t now_ns;   /* the engine's clock */
     double busy_ratio; /* share of the time since an earlier look that steps took */
     double unix_s;

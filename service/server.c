@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "service/call.h"
 #include "service/handoff.h"
+#include "service/limit_gate.h"
 #include "service/listen.h"
 #include "service/request_sink.h"
 #include "service/rpc.h"
@@ -105,6 +106,7 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
     out->max_seq_length = config->max_seq_length;
     out->memory = server->memory;
     mr_engine_stats_get(mr_runtime_engine(runtime), &out->engine);
+    mr_sharing_stats_get(server->sharing, &out->sharing);
 }
 
 /* One look at every call. A call may end, but none is freed: each holds a batch that is out. */
@@ -126,6 +128,10 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
     case MR_RPC_RECEIVED:
     case MR_RPC_FINISHED:
         mr_call_on_event(tag->call, tag->event, ok);
+        break;
+    case MR_RPC_DECIDED:
+        MR_HANDOFF_TAKE(&queue->decided_tag);
+        mr_limit_gate_take(queue);
         break;
     case MR_RPC_WAKE:
         MR_HANDOFF_TAKE(&queue->wake_tag);
@@ -243,6 +249,7 @@ static void create_queue(mr_server *server, mr_rpc_queue *queue)
         queue->n_missing += EXPECTED_CALLS;
     }
     mr_request_sink_init(queue);
+    mr_limit_gate_init(queue);
     grpc_server_register_completion_queue(server->grpc, queue->cq, NULL);
     server->n_queues++;
 }
@@ -284,6 +291,11 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
         free(server);
         return mr_fail(err, MR_INTERNAL, "the system gave no random bytes");
     }
+    const mr_status tenants = mr_tenant_place_init(&server->tenants, options->tenants, err);
+    if (tenants != MR_OK) {
+        free(server);
+        return tenants;
+    }
     gpr_set_log_function(on_grpc_log);
     grpc_init();
     mr_event_init(&server->down);
@@ -291,7 +303,6 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     mr_metrics_init(&server->metrics);
     server->reflection = options->reflection;
     server->admin = options->admin;
-    server->tenants = options->tenants;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
     create_grpc(server, &options->keepalive);
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
@@ -323,9 +334,16 @@ int mr_server_port(const mr_server *server)
     return server->port;
 }
 
-void mr_server_set_runtime(mr_server *server, mr_runtime *runtime)
+mr_status mr_server_set_tenants(mr_server *server, const mr_tenants *tenants, mr_error *err)
+{
+    return mr_tenant_place_replace(&server->tenants, tenants, err);
+}
+
+void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *sharing)
 {
     server->runtime = runtime;
+    server->sharing = sharing;
+    server->limiter = mr_sharing_limiter(sharing);
     const mr_exec *exec = mr_runtime_exec(runtime);
     exec->vt->memory(exec, &server->memory);
     mr_flag_set(&server->ready);
@@ -402,6 +420,7 @@ void mr_server_destroy(mr_server *server)
     }
     mr_id_registry_deinit(&server->ids);
     mr_event_deinit(&server->down);
+    mr_tenant_place_deinit(&server->tenants);
     grpc_shutdown_blocking();
     free(server);
 }
