@@ -66,11 +66,11 @@ static json_t *model_object(const mr_model *model)
     json_t *memory = json_pack("{s:I, s:I}", "weights_bytes", (json_int_t)config->weights_bytes,
                                "kv_cache_bytes_per_token", (json_int_t)kv_bytes_per_token(config));
     json_t *object = json_pack(
-        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:I}", "name", config->name, "format", "gguf",
-        "architecture", config->architecture, "layers", (json_int_t)config->layers, "vocab_size",
-        (json_int_t)config->vocab_size, "context_length", (json_int_t)config->context_length,
-        "parameters", (json_int_t)config->parameters, "quantization", config->quantization,
-        "weights_bytes", (json_int_t)config->weights_bytes);
+        "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:I}", "name", config->name, "format",
+        mr_model_format(model), "architecture", config->architecture, "layers",
+        (json_int_t)config->layers, "vocab_size", (json_int_t)config->vocab_size, "context_length",
+        (json_int_t)config->context_length, "parameters", (json_int_t)config->parameters,
+        "quantization", config->quantization, "weights_bytes", (json_int_t)config->weights_bytes);
     json_t *shape =
         json_pack("{s:I, s:I, s:I, s:I, s:I}", "width", (json_int_t)config->width, "ffn_width",
                   (json_int_t)config->ffn_width, "heads", (json_int_t)config->heads, "kv_heads",
@@ -93,7 +93,7 @@ static json_t *model_object(const mr_model *model)
 static void print_text(const mr_model *model)
 {
     const mr_model_config *c = mr_model_config_get(model);
-    printf("%s: %s, GGUF, %s\n", c->name, c->architecture, c->quantization);
+    printf("%s: %s, %s, %s\n", c->name, c->architecture, mr_model_format(model), c->quantization);
     printf("  parameters      %.1f million in %.1f MiB\n", (double)c->parameters / 1e6,
            (double)c->weights_bytes / (1 << 20));
     printf("  layers          %" PRIu32 ", width %" PRIu32 ", FFN %" PRIu32 ", heads %" PRIu32

@@ -113,7 +113,6 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
     mr_backend *backend = runtime->backend;
     MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
                                &runtime->weights, err));
-    mr_model_release_weights(runtime->model);
 
     MR_TRY(size_kv(runtime, err));
     const mr_config *config = &runtime->config;
