@@ -205,6 +205,16 @@ static const rope_type types[] = {
      fill_longrope}, /* its first name */
 };
 
+bool mr_hf_rope_type(size_t index, const char **name, const char **keys)
+{
+    if (index >= sizeof(types) / sizeof(types[0])) {
+        return false;
+    }
+    *name = types[index].name;
+    *keys = types[index].keys;
+    return true;
+}
+
 /* Every key of the object is one that the type has, and what it needs is there. */
 static mr_status check_keys(const rope_spec *spec, const rope_type *type, mr_error *err)
 {

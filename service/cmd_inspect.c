@@ -2,6 +2,7 @@
 #include "kernels/backend.h"
 #include "service/commands.h"
 #include "service/jsonl.h"
+#include "service/models_docs.h"
 
 #include <inttypes.h>
 
@@ -109,29 +110,52 @@ static void print_text(const mr_model *model)
     printf("  tensors         %zu; --json lists them\n", mr_model_tensor_count(model));
 }
 
+static int print_supported(void)
+{
+    mr_buffer text = {0};
+    const mr_status status = mr_models_markdown(&text);
+    if (status == MR_OK) {
+        fwrite(text.data, 1, text.size, stdout);
+    }
+    mr_buffer_deinit(&text);
+    if (status != MR_OK) {
+        mr_error err;
+        (void)mr_fail(&err, status, "out of memory for the list of models");
+        return mr_cli_fail(MR_EXIT_FAILED, &err);
+    }
+    return MR_EXIT_OK;
+}
+
 int mr_cmd_inspect(int argc, char **argv)
 {
     mr_cli_model cli = {0};
     bool json = false;
+    bool supported = false;
     const mr_cli_option options[] = {
         MR_CLI_MODEL_OPTIONS(&cli),
+        {"supported", MR_CLI_FLAG, &supported, NULL, NULL,
+         "what models this build runs instead, docs/models.md"},
         {"json", MR_CLI_FLAG, &json, NULL, NULL, "everything, as a JSON object"},
     };
     const mr_cli_command command = {
         .name = "inspect",
-        .usage = "MODEL [--json]",
+        .usage = "(MODEL [--json] | --supported)",
         .about = "What a model file holds: architecture, tensors, quantisation, memory, RoPE in "
                  "effect.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
         .examples = "millrace inspect model.gguf\n"
-                    "millrace inspect model.gguf --json\n",
+                    "millrace inspect model.gguf --json\n"
+                    "millrace inspect --supported > docs/models.md\n",
         .max_operands = 1,
     };
     mr_cli_texts operands;
     const mr_cli_outcome outcome = mr_cli_parse(&command, argc, argv, &operands);
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
+    }
+    if (supported) {
+        return print_supported();
     }
     if ((cli.path != NULL) == (operands.count > 0)) {
         return mr_cli_fail_usage("inspect: give the model's path, once");
