@@ -12,7 +12,6 @@
 #include <string.h>
 
 #define PREFIX         "llama."
-#define MAX_LAYERS     4096u
 #define MAX_HEAD_WIDTH 8192u
 #define ROPE_FREQS     "rope_freqs.weight"
 #define TOKEN_EMBD     "token_embd.weight"
@@ -129,11 +128,11 @@ static mr_status check_widths(const mr_model_config *c, mr_error *err)
 static mr_status read_shape(const mr_gguf *gguf, mr_model_config *c, mr_error *err)
 {
     MR_TRY(read_size(gguf, PREFIX "block_count", MR_GGUF_REQUIRED, &c->layers, err));
-    if (c->layers > MAX_LAYERS) {
+    if (c->layers > MR_MAX_LAYERS) {
         return mr_fail(err, MR_DATA_LOSS,
                        "block_count is %" PRIu32
                        " where at most %u are allowed; the file is corrupt",
-                       c->layers, MAX_LAYERS);
+                       c->layers, MR_MAX_LAYERS);
     }
     MR_TRY(read_size(gguf, PREFIX "embedding_length", MR_GGUF_REQUIRED, &c->width, err));
     MR_TRY(read_size(gguf, PREFIX "feed_forward_length", MR_GGUF_REQUIRED, &c->ffn_width, err));
@@ -243,8 +242,10 @@ static mr_status read_rope(mr_gguf *gguf, mr_model_config *c, mr_error *err)
     c->rope_theta = 10000.0f;
     MR_TRY(mr_gguf_read_f32(gguf, PREFIX "rope.freq_base", MR_GGUF_OPTIONAL, &c->rope_theta, err));
 
-    mr_rope_params params = {.dims = c->rope.dims, .theta = c->rope_theta};
-    MR_TRY(read_rope_scaling(gguf, c, &params.linear_factor, err));
+    float factor;
+    mr_rope_params params = {.dims = c->rope.dims, .theta = (double)c->rope_theta};
+    MR_TRY(read_rope_scaling(gguf, c, &factor, err));
+    params.factor = (double)factor;
     float *factors;
     MR_TRY(read_rope_factors(gguf, c->rope.dims / 2, &factors, err));
     if (factors != NULL) {
@@ -265,5 +266,7 @@ mr_status mr_llama_read_gguf(mr_gguf *gguf, mr_model_config *config, mr_error *e
     MR_TRY(check_keys(gguf, err));
     MR_TRY(read_shape(gguf, config, err));
     MR_TRY(read_vocab_size(gguf, config, err));
+    config->activation = MR_ACT_SILU;
+    config->tied = mr_tensor_table_find(mr_gguf_tensors(gguf), "output.weight") == NULL;
     return read_rope(gguf, config, err);
 }

@@ -33,7 +33,7 @@ int mr_command_open_model(const mr_cli_model *cli, mr_model **out)
         mr_config_finish(&config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    if (mr_model_open(cli->path, out, &err) != MR_OK) {
+    if (mr_runtime_open_model(&config, cli->path, out, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
     return MR_EXIT_OK;

@@ -73,7 +73,10 @@ static void mr_impl_gated(mr_activation activation, const float *gate, const flo
     for (uint32_t i = 0; i < count; i += MR_FAST_LANES) {
         uint32_t n = count - i < MR_FAST_LANES ? count - i : MR_FAST_LANES;
         mr_vec v = mr_vec_activate(activation, mr_vec_load_part(gate + i, n));
-        mr_vec_store_part(out + i, mr_vec_mul(v, mr_vec_load_part(up + i, n)), n);
+        if (up != NULL) {
+            v = mr_vec_mul(v, mr_vec_load_part(up + i, n));
+        }
+        mr_vec_store_part(out + i, v, n);
     }
 }
 
@@ -305,7 +308,7 @@ MR_SIMD void mr_widen_int8(uint32_t cols, bool scales_of_rows, const mr_fast_wid
 
 static void mr_impl_widen(const mr_fast_widen *job)
 {
-    if (job->dtype == MR_DTYPE_INT8) {
+    if (job->dtype == MR_DTYPE_I8) {
         if (job->scales_of_rows) {
             mr_widen_int8(job->cols, true, job);
         } else if (job->cols == MR_FAST_LANES) {
