@@ -36,6 +36,86 @@ static void add_config(mr_hasher *h, const mr_model_config *c)
     add_part(h, c->eos, c->n_eos * sizeof(c->eos[0]));
 }
 
+static void add_float(mr_hasher *h, float value)
+{
+    mr_hasher_add(h, &value, sizeof(value));
+}
+
+static void add_numbers(mr_hasher *h, const uint64_t *numbers, size_t count)
+{
+    mr_hasher_add(h, numbers, count * sizeof(*numbers));
+}
+
+static void add_linear(mr_hasher *h, const mr_op_linear *op)
+{
+    const uint64_t numbers[] = {op->in, op->out, op->parts, op->logits};
+    add_numbers(h, numbers, 4);
+    for (uint32_t i = 0; i < op->parts; i++) {
+        add_u64(h, op->weight[i]);
+        add_u64(h, op->bias[i]);
+    }
+}
+
+/* Every kind has its case: a setting that is no weight changes the results as well. */
+static void add_op(mr_hasher *h, const mr_op *op)
+{
+    add_u64(h, (uint64_t)op->kind);
+    switch (op->kind) {
+    case MR_OP_EMBED:
+        add_numbers(h, (const uint64_t[]){op->embed.table, op->embed.out}, 2);
+        add_float(h, op->embed.scale);
+        break;
+    case MR_OP_NORM:
+        add_numbers(h,
+                    (const uint64_t[]){(uint64_t)op->norm.kind, op->norm.stream, op->norm.in,
+                                       op->norm.out, op->norm.gain, op->norm.bias},
+                    6);
+        add_float(h, op->norm.epsilon);
+        break;
+    case MR_OP_LINEAR:
+        add_linear(h, &op->linear);
+        break;
+    case MR_OP_ROPE_KV:
+        add_numbers(h,
+                    (const uint64_t[]){op->rope_kv.qkv, op->rope_kv.layer, op->rope_kv.heads,
+                                       op->rope_kv.rope},
+                    4);
+        break;
+    case MR_OP_ATTENTION:
+        add_numbers(h,
+                    (const uint64_t[]){op->attention.qkv, op->attention.out, op->attention.layer,
+                                       op->attention.heads, op->attention.window},
+                    5);
+        add_float(h, op->attention.scale);
+        add_float(h, op->attention.soft_cap);
+        break;
+    case MR_OP_GATED:
+        add_numbers(
+            h, (const uint64_t[]){op->gated.in, op->gated.out, (uint64_t)op->gated.activation}, 3);
+        break;
+    case MR_OP_ALL_REDUCE:
+    case MR_OP_GATHER:
+    case MR_OP_SAMPLE:
+        add_numbers(h, (const uint64_t[]){op->unary.in, op->unary.out}, 2);
+        break;
+    }
+}
+
+static mr_status add_plan(mr_hasher *h, const mr_model *model, mr_error *err)
+{
+    mr_plan *plan = NULL;
+    MR_TRY(mr_model_plan(model, &plan, err));
+    add_u64(h, plan->n_ops);
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        add_op(h, &plan->ops[i]);
+    }
+    for (uint32_t i = 0; i < plan->n_weights; i++) {
+        add_text(h, plan->weights[i].name);
+    }
+    mr_plan_destroy(plan);
+    return MR_OK;
+}
+
 static void add_vocabulary(mr_hasher *h, const mr_tokenizer *tokenizer)
 {
     const uint32_t size = tokenizer == NULL ? 0 : mr_tokenizer_vocab_size(tokenizer);
@@ -94,7 +174,8 @@ mr_status mr_model_digest(const mr_model *model, const mr_flag *stop, uint8_t ou
         mr_hasher_begin(all);
         add_config(all, mr_model_config_get(model));
         add_vocabulary(all, mr_model_tokenizer(model));
-        status = add_tensors(all, each, model, stop, err);
+        status = add_plan(all, model, err);
+        status = status == MR_OK ? add_tensors(all, each, model, stop, err) : status;
         mr_hasher_end(all, out);
     } else {
         status = mr_fail(err, status, "no memory to hash the model");
