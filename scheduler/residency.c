@@ -132,8 +132,9 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         return MR_ADMIT_NEVER;
     }
     d.free = d.free > s->total_blocks ? s->total_blocks : d.free;
-    if (s->n_free_slots < members) {
-        return MR_ADMIT_LATER;
+    const uint64_t least = d.free - mr_scheduler_prefix_limit(s, sequence);
+    if (s->n_free_slots < members || mr_block_pool_available(s->pool) < least) {
+        return MR_ADMIT_LATER; /* without looking anything up: it is asked again every step */
     }
     /* Into the table of the slot that it would get. */
     uint32_t *blocks = s->tables + (size_t)s->free_slots[s->n_free_slots - 1] * s->max_blocks;

@@ -388,10 +388,11 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
     mr_sequence_list_insert(&s->waiting, &group->sequences[0]);
 }
 
-uint32_t mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
+void mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
 {
-    return mr_block_pool_index(s->pool) == NULL ? 0
-                                                : mr_block_pool_reset_cache(s->pool, generation);
+    if (mr_block_pool_index(s->pool) != NULL) {
+        mr_block_pool_reset_cache(s->pool, generation);
+    }
 }
 
 bool mr_scheduler_idle(const mr_scheduler *s)
@@ -405,4 +406,6 @@ void mr_scheduler_stats_get(const mr_scheduler *s, mr_scheduler_stats *out)
     out->waiting = s->n_groups - s->n_groups_running;
     out->running = s->n_groups_running;
     mr_block_pool_stats_get(s->pool, &out->blocks);
+    const mr_prefix_index *index = mr_block_pool_index(s->pool);
+    out->prefix_blocks = index == NULL ? 0 : mr_prefix_index_count(index);
 }

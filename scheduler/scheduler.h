@@ -67,6 +67,7 @@ typedef struct mr_scheduler_stats {
     uint64_t preemptions;
     uint64_t prefix_queries; /* prompt tokens of the requests that looked into the prefix cache */
     uint64_t prefix_hits;    /* of them found */
+    uint32_t prefix_blocks;  /* that the prefix index knows: cached ones, and live ones */
     mr_block_pool_stats blocks;
 } mr_scheduler_stats;
 
@@ -108,9 +109,9 @@ const mr_block_copy *mr_scheduler_copies(const mr_scheduler *scheduler, size_t *
 void mr_scheduler_apply(mr_scheduler *scheduler, const mr_step_output *output, uint64_t now_ns);
 
 /* Forgets every cached block; from now on roots of this generation count. What runs goes on, and
- * registers nothing of what it has computed so far. Gives the number of blocks that were known; 0
- * without a prefix index. Between steps. */
-uint32_t mr_scheduler_reset_prefix_cache(mr_scheduler *scheduler, uint32_t generation);
+ * registers nothing of what it has computed so far. Without a prefix index nothing happens. Between
+ * steps. */
+void mr_scheduler_reset_prefix_cache(mr_scheduler *scheduler, uint32_t generation);
 
 /* The device failed for good: every request ends, with this error if it has run and UNAVAILABLE if
  * it has not. */

@@ -419,7 +419,7 @@ static void world_step(world *w, bool arrivals)
         }
     }
     if (chance(w, 100)) {
-        (void)mr_scheduler_reset_prefix_cache(w->r.scheduler, 0);
+        mr_scheduler_reset_prefix_cache(w->r.scheduler, 0);
     }
     if (!rig_step(&w->r, NULL)) {
         /* It must know when to come back if it has anything to do. */
