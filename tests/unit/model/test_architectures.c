@@ -88,7 +88,7 @@ static void read_expected(const char *dir, sample *s)
 }
 
 /* Skips the test when the model is nowhere. */
-static void sample_open(const char *name, mr_compute compute, sample *s)
+static void sample_open(const char *name, mr_compute compute, mr_cpu_isa isa, sample *s)
 {
     char dir[PATH_MAX];
     mr_error err = {0};
@@ -97,7 +97,7 @@ static void sample_open(const char *name, mr_compute compute, sample *s)
         print_message("%s: no such model in MILLRACE_REFERENCE\n", name);
         skip();
     }
-    const mr_cpu_options cpu = {.compute = compute, .threads = 2};
+    const mr_cpu_options cpu = {.compute = compute, .isa = isa, .threads = 2};
     if (mr_model_open(dir, &s->model, &err) != MR_OK ||
         mr_model_plan(s->model, &s->tiny.plan, &err) != MR_OK ||
         mr_cpu_backend_create(&cpu, &s->backend, &err) != MR_OK) {
@@ -160,7 +160,7 @@ static void check_greedy(sample *s)
 static void check_architecture(void **state)
 {
     sample s;
-    sample_open(*state, MR_COMPUTE_F32, &s);
+    sample_open(*state, MR_COMPUTE_F32, MR_CPU_ISA_AUTO, &s);
     static const uint32_t chunks[] = {PROMPT, 7, 1};
     for (size_t i = 0; i < sizeof(chunks) / sizeof(chunks[0]); i++) {
         check_chunks(&s, chunks[i], 1e-4f);
@@ -173,11 +173,17 @@ static void check_architecture(void **state)
  * exponential is another. */
 static void check_fast_path(void **state)
 {
-    sample s;
-    sample_open(*state, MR_COMPUTE_AUTO, &s);
-    check_chunks(&s, PROMPT, 1e-3f);
-    check_chunks(&s, 1, 1e-3f);
-    sample_close(&s);
+    for (unsigned isa = MR_CPU_ISA_PORTABLE; isa < MR_CPU_ISA_COUNT; isa++) {
+        bool runs;
+        (void)mr_cpu_path_name((mr_cpu_isa)isa, &runs);
+        if (runs) {
+            sample s;
+            sample_open(*state, MR_COMPUTE_AUTO, (mr_cpu_isa)isa, &s);
+            check_chunks(&s, PROMPT, 1e-3f);
+            check_chunks(&s, 1, 1e-3f);
+            sample_close(&s);
+        }
+    }
 }
 
 #define ARCHITECTURE(name)                                                                         \
