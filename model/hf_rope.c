@@ -132,7 +132,7 @@ static mr_status fill_yarn(const rope_spec *spec, mr_model_config *config, mr_er
 }
 
 /* Gives spec->object[key], numbers above 0, one a pair. */
-static mr_status read_factors(const rope_spec *spec, const char *key, uint32_t pairs, float **out,
+static mr_status read_factors(const rope_spec *spec, const char *key, uint32_t pairs, double **out,
                               mr_error *err)
 {
     const json_t *array = json_object_get(spec->object, key);
@@ -140,7 +140,7 @@ static mr_status read_factors(const rope_spec *spec, const char *key, uint32_t p
         return mr_fail(err, MR_DATA_LOSS,
                        "rope longrope: '%s' is not a list of %" PRIu32 " numbers", key, pairs);
     }
-    float *factors = mr_calloc(pairs, sizeof(*factors));
+    double *factors = mr_calloc(pairs, sizeof(*factors));
     if (factors == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for RoPE factors");
     }
@@ -151,7 +151,7 @@ static mr_status read_factors(const rope_spec *spec, const char *key, uint32_t p
             return mr_fail(err, MR_DATA_LOSS,
                            "rope longrope: entry %" PRIu32 " of '%s' is no number above 0", i, key);
         }
-        factors[i] = (float)factor;
+        factors[i] = factor;
     }
     *out = factors;
     return MR_OK;
@@ -161,7 +161,7 @@ static mr_status long_table(const rope_spec *spec, const char *key, const mr_mod
                             float **inv_freq, mr_error *err)
 {
     mr_rope_params params = plain(spec, config);
-    float *factors = NULL;
+    double *factors = NULL;
     MR_TRY(read_factors(spec, key, config->rope.dims / 2, &factors, err));
     params.factors = factors;
     const mr_status status = mr_rope_create(&params, inv_freq, err);

@@ -207,7 +207,7 @@ static mr_status read_rope_scaling(const mr_gguf *gguf, mr_model_config *c, floa
 }
 
 /* Gives the factors of the rope_freqs tensor, NULL if the model has none. */
-static mr_status read_rope_factors(const mr_gguf *gguf, uint32_t pairs, float **out, mr_error *err)
+static mr_status read_rope_factors(const mr_gguf *gguf, uint32_t pairs, double **out, mr_error *err)
 {
     *out = NULL;
     const mr_tensor_table *tensors = mr_gguf_tensors(gguf);
@@ -216,11 +216,18 @@ static mr_status read_rope_factors(const mr_gguf *gguf, uint32_t pairs, float **
         return MR_OK;
     }
     MR_TRY(mr_tensor_table_require(tensors, ROPE_FREQS, 1, pairs, &tensor, err));
-    float *factors = mr_calloc(pairs, sizeof(*factors));
-    if (factors == NULL) {
+    double *factors = mr_calloc(pairs, sizeof(*factors));
+    float *stored = mr_calloc(pairs, sizeof(*stored));
+    if (factors == NULL || stored == NULL) {
+        free(factors);
+        free(stored);
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for " ROPE_FREQS);
     }
-    mr_dequantize(tensor->dtype, tensor->data, factors, pairs);
+    mr_dequantize(tensor->dtype, tensor->data, stored, pairs);
+    for (uint32_t i = 0; i < pairs; i++) {
+        factors[i] = (double)stored[i];
+    }
+    free(stored);
     *out = factors;
     return MR_OK;
 }
@@ -246,7 +253,7 @@ static mr_status read_rope(mr_gguf *gguf, mr_model_config *c, mr_error *err)
     mr_rope_params params = {.dims = c->rope.dims, .theta = (double)c->rope_theta};
     MR_TRY(read_rope_scaling(gguf, c, &factor, err));
     params.factor = (double)factor;
-    float *factors;
+    double *factors = NULL;
     MR_TRY(read_rope_factors(gguf, c->rope.dims / 2, &factors, err));
     if (factors != NULL) {
         /* Of this architecture only Llama 3.1 and its heirs have the tensor. */

@@ -79,7 +79,7 @@ mr_status mr_rope_create(const mr_rope_params *params, float **inv_freq, mr_erro
             break;
         }
         if (params->factors != NULL) {
-            frequency /= (double)params->factors[i];
+            frequency /= params->factors[i];
         }
         if (!(frequency > 0.0 && frequency < 3.0e38)) {
             free(table);

@@ -22,8 +22,8 @@ typedef struct mr_rope_params {
     double theta;  /* base */
     mr_rope_scaling scaling;
     double factor;
-    const float *factors; /* [dims / 2] divisors a frequency, behind the scaling; NULL: none */
-    double original;      /* LLAMA3, YARN: context before scaling, tokens */
+    const double *factors; /* [dims / 2] divisors a frequency, behind the scaling; NULL: none */
+    double original;       /* LLAMA3, YARN: context before scaling, tokens */
     double low_freq_factor, high_freq_factor; /* LLAMA3 */
     double beta_fast, beta_slow;              /* YARN */
     bool truncate;                            /* YARN: the ramp begins and ends at whole pairs */
