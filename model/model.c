@@ -9,6 +9,7 @@
 #include "model/arch.h"
 #include "model/gguf.h"
 #include "model/gguf_vocab.h"
+#include "model/hf_text.h"
 #include "model/model_internal.h"
 
 #include <inttypes.h>
@@ -214,6 +215,31 @@ mr_status mr_model_open_memory(const void *data, size_t size, const char *label,
 {
     *out = NULL;
     return open_map((mr_file_map){0}, data, size, label, out, err);
+}
+
+mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
+{
+    *out = NULL;
+    struct stat info;
+    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
+        return mr_model_open(path, out, err);
+    }
+    mr_error local = {0};
+    mr_hf_text text;
+    mr_model *model = mr_calloc(1, sizeof(*model));
+    if (model == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
+    }
+    const mr_status status = mr_hf_text_open(path, &text, &local);
+    if (status != MR_OK) {
+        char shown[SHOWN_PATH_BYTES];
+        free(model);
+        return mr_fail(err, status, "%s: %s", shown_path(path, shown), local.message);
+    }
+    model->tokenizer = text.tokenizer;
+    model->chat = text.chat;
+    *out = model;
+    return MR_OK;
 }
 
 void mr_model_close(mr_model *model)

@@ -185,7 +185,7 @@ static mr_status make_added(mr_tokenizer *made, const mr_tokenizer_spec *spec, m
 /* The family's own steps, when the specification names one. */
 static mr_status apply_family(mr_tokenizer_spec *spec, mr_error *err)
 {
-    if (!mr_tokenizer_spec_is_byte_level(spec) || spec->n_splits > 0) {
+    if (spec->pre_tokenizer == NULL || !mr_tokenizer_spec_is_byte_level(spec)) {
         return MR_OK;
     }
     const mr_tokenizer_family *family;
@@ -271,6 +271,19 @@ mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id)
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer)
 {
     return tokenizer->bos_id;
+}
+
+uint32_t mr_tokenizer_find(const mr_tokenizer *tokenizer, mr_bytes text)
+{
+    for (uint32_t id = 0; id < tokenizer->n_tokens && text.size > 0; id++) {
+        const uint8_t kind = tokenizer->kinds[id];
+        if ((kind == MR_TOKEN_SPECIAL || kind == MR_TOKEN_ADDED) &&
+            tokenizer->raw[id].size == text.size &&
+            memcmp(tokenizer->raw[id].data, text.data, text.size) == 0) {
+            return id;
+        }
+    }
+    return MR_NO_ID;
 }
 
 /* Takes off what the family's encoding put in front of a text. */

@@ -25,7 +25,9 @@ int mr_command_open_runtime(mr_config *config, mr_runtime_options *options, mr_r
     return status == MR_OK ? MR_EXIT_OK : mr_cli_fail(MR_EXIT_FAILED, &err);
 }
 
-int mr_command_open_model(const mr_cli_model *cli, mr_model **out)
+static int open_with(const mr_cli_model *cli,
+                     mr_status (*open)(const char *path, mr_model **out, mr_error *err),
+                     mr_model **out)
 {
     mr_error err = {0};
     mr_config config;
@@ -33,10 +35,20 @@ int mr_command_open_model(const mr_cli_model *cli, mr_model **out)
         mr_config_finish(&config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    if (mr_model_open(cli->path, out, &err) != MR_OK) {
+    if (open(cli->path, out, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
     return MR_EXIT_OK;
+}
+
+int mr_command_open_model(const mr_cli_model *cli, mr_model **out)
+{
+    return open_with(cli, mr_model_open, out);
+}
+
+int mr_command_open_text(const mr_cli_model *cli, mr_model **out)
+{
+    return open_with(cli, mr_model_open_text, out);
 }
 
 mr_status mr_command_read_all(int fd, size_t limit, mr_buffer *out, mr_error *err)
