@@ -88,7 +88,7 @@ static mr_status read_tables(const mr_gguf *gguf, uint32_t vocab_size, vocab *v,
 {
     MR_TRY(mr_gguf_read_strings(gguf, PREFIX "tokens", MR_GGUF_REQUIRED, &v->tokens, &v->n_tokens,
                                 err));
-    if (v->n_tokens != vocab_size) {
+    if (vocab_size != UINT32_MAX && v->n_tokens != vocab_size) {
         return mr_fail(err, MR_DATA_LOSS,
                        PREFIX "tokens has %" PRIu32 " entries where the embedding has %" PRIu32
                               " rows; the file is inconsistent, convert the model again",
@@ -150,8 +150,11 @@ static mr_status read_llama(const mr_gguf *gguf, vocab *v, mr_error *err)
                        v->n_scores, v->n_tokens);
     }
     for (uint32_t i = 0; v->types != NULL && i < v->n_tokens && !spec->has_unknown; i++) {
-        spec->has_unknown = v->types[i] == TYPE_UNKNOWN;
-        spec->unknown_id = i;
+        if (v->types[i] == TYPE_UNKNOWN) {
+            spec->has_unknown = true;
+            spec->unknown_id = i;
+            v->kinds[i] = MR_TOKEN_SPECIAL; /* as in Hugging Face's conversions */
+        }
     }
     spec->scores = v->scores;
     spec->byte_fallback = true;
@@ -173,7 +176,7 @@ static mr_status read_vocab(const mr_gguf *gguf, uint32_t vocab_size, vocab *v, 
     snprintf(v->pre, sizeof(v->pre), "default");
     MR_TRY(mr_gguf_read_name(gguf, PREFIX "pre", MR_GGUF_OPTIONAL, v->pre, err));
     MR_TRY(read_tables(gguf, vocab_size, v, err));
-    MR_TRY(read_additions(gguf, vocab_size, v, err));
+    MR_TRY(read_additions(gguf, v->n_tokens, v, err));
     v->spec.model = v->model;
     v->spec.pre_tokenizer = v->pre;
     v->spec.tokens = v->tokens;
@@ -184,8 +187,8 @@ static mr_status read_vocab(const mr_gguf *gguf, uint32_t vocab_size, vocab *v, 
     return strcmp(v->model, "llama") == 0 ? read_llama(gguf, v, err) : MR_OK;
 }
 
-mr_status mr_gguf_read_tokenizer(const mr_gguf *gguf, const mr_model_config *config,
-                                 mr_tokenizer **out, mr_error *err)
+mr_status mr_gguf_read_tokenizer(const mr_gguf *gguf, uint32_t vocab_size, mr_tokenizer **out,
+                                 mr_error *err)
 {
     *out = NULL;
     vocab v = {0};
@@ -194,7 +197,7 @@ mr_status mr_gguf_read_tokenizer(const mr_gguf *gguf, const mr_model_config *con
         return MR_OK;
     }
     mr_error local = {0};
-    mr_status status = read_vocab(gguf, config->vocab_size, &v, err);
+    mr_status status = read_vocab(gguf, vocab_size, &v, err);
     if (status == MR_OK) {
         status = mr_tokenizer_create(&v.spec, out, &local);
         if (status != MR_OK) {

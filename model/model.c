@@ -168,7 +168,7 @@ static mr_status load(mr_model *model, const void *data, size_t size, const char
     MR_TRY(read_name(model, label, err));
     MR_TRY(model->arch->read_gguf(model->gguf, config, err));
     MR_TRY(mr_gguf_read_eos(model->gguf, config, err));
-    MR_TRY(mr_gguf_read_tokenizer(model->gguf, config, &model->tokenizer, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, config->vocab_size, &model->tokenizer, err));
     MR_TRY(mr_gguf_read_chat(model->gguf, &model->chat, err));
     return try_plan(model, label, err);
 }
@@ -217,27 +217,42 @@ mr_status mr_model_open_memory(const void *data, size_t size, const char *label,
     return open_map((mr_file_map){0}, data, size, label, out, err);
 }
 
+static mr_status load_text(mr_model *model, const char *path, bool directory, mr_error *err)
+{
+    if (directory) {
+        mr_hf_text text;
+        MR_TRY(mr_hf_text_open(path, &text, err));
+        model->tokenizer = text.tokenizer;
+        model->chat = text.chat;
+        return MR_OK;
+    }
+    MR_TRY(mr_gguf_create(model->map.data, model->map.size, &model->gguf, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, UINT32_MAX, &model->tokenizer, err));
+    return mr_gguf_read_chat(model->gguf, &model->chat, err);
+}
+
 mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
 {
     *out = NULL;
     struct stat info;
-    if (stat(path, &info) != 0 || !S_ISDIR(info.st_mode)) {
-        return mr_model_open(path, out, err);
-    }
-    mr_error local = {0};
-    mr_hf_text text;
+    const bool directory = stat(path, &info) == 0 && S_ISDIR(info.st_mode);
     mr_model *model = mr_calloc(1, sizeof(*model));
     if (model == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
     }
-    const mr_status status = mr_hf_text_open(path, &text, &local);
-    if (status != MR_OK) {
-        char shown[SHOWN_PATH_BYTES];
-        free(model);
-        return mr_fail(err, status, "%s: %s", shown_path(path, shown), local.message);
+    mr_error local = {0};
+    mr_status status = directory ? MR_OK : mr_file_map_open(path, &model->map, err);
+    if (status == MR_OK) {
+        status = load_text(model, path, directory, &local);
+        if (status != MR_OK) {
+            char shown[SHOWN_PATH_BYTES];
+            (void)mr_fail(err, status, "%s: %s", shown_path(path, shown), local.message);
+        }
     }
-    model->tokenizer = text.tokenizer;
-    model->chat = text.chat;
+    if (status != MR_OK) {
+        mr_model_close(model);
+        return status;
+    }
     *out = model;
     return MR_OK;
 }

@@ -55,8 +55,9 @@ typedef struct mr_model_tensor {
  * (corrupt: says what and at which offset), UNIMPLEMENTED (an architecture, type or version this
  * build lacks, named). Gives the model. */
 MR_MUST_USE mr_status mr_model_open(const char *path, mr_model **out, mr_error *err);
-/* Opens what handles text and no more: of a directory tokenizer and chat template only, so that the
- * weights need not be there; config, tensors and plan are then empty. Errors as above. */
+/* Opens what handles text and no more, tokenizer and chat template: of a directory, where weights
+ * need not be, or of a GGUF file, whose architecture may be any. Nothing else of the model may be
+ * asked for. Errors as above. */
 MR_MUST_USE mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err);
 void mr_model_close(mr_model *model);
 
