@@ -37,20 +37,23 @@ static void add(batch *b, const mr_prefix_event *event)
     b->n++;
 }
 
-uint32_t mr_claims_forward(mr_ring *events, mr_metadata_store *store)
+/* LOST events: claims may be missing, or of blocks that are gone; their expiry mends both. */
+uint32_t mr_claims_forward(mr_claims *claims)
 {
-    batch b = {.store = store};
+    batch b = {.store = claims->store};
     uint32_t count = 0;
-    const mr_prefix_event *event = mr_ring_peek(events, 0);
-    for (; event != NULL; event = mr_ring_peek(events, 0)) {
+    const mr_prefix_event *event = mr_ring_peek(claims->events, 0);
+    for (; event != NULL; event = mr_ring_peek(claims->events, 0)) {
+        if (claims->begun && event->epoch != claims->epoch) {
+            send(&b);
+            mr_metadata_store_reset(claims->store);
+        }
+        claims->begun = true;
+        claims->epoch = event->epoch;
         if (event->kind == MR_PREFIX_ADDED || event->kind == MR_PREFIX_REMOVED) {
             add(&b, event);
-        } else if (event->kind == MR_PREFIX_RESET) {
-            send(&b);
-            mr_metadata_store_reset(store);
         }
-        /* LOST: claims may be missing, or of blocks that are gone; their expiry mends both. */
-        mr_ring_pop(events, 1);
+        mr_ring_pop(claims->events, 1);
         count++;
     }
     send(&b);

@@ -15,7 +15,7 @@ from keys import KeyServer, bearer, digest
 from metrics import Scrape
 from redis_process import Redis
 from serving import CALL_S, Answer, check_retry, failure, generate, greedy, unary
-from stubs import pb
+from stubs import pb, pb_grpc
 
 KEY = "key-of-acme"
 FREE_KEY = "key-of-free"
@@ -294,6 +294,32 @@ def test_replica_restarts_under_its_name_X5(millrace_bin, model_path):
     assert len(set(epochs)) == 2
 
 
+def test_claims_are_published_and_outdated_X5(millrace_bin, model_path):
+    """A replica claims the blocks that it computed, under its record's epoch; ResetPrefixCache makes nothing of
+    them all."""
+    record = "millrace:1:replica:first"
+    with Redis() as redis:
+        with start(millrace_bin, model_path, f"redis.url={redis.url}", "redis.replica_id=first",
+                   "cache_salt_secret=a secret of a few bytes", "admin.enable=true", tenants(),
+                   metrics=True) as server:
+            def claims():
+                keys = redis.ask("KEYS", "millrace:1:px:*").split()
+                assert all(len(key) == len("millrace:1:px:") + 32 for key in keys)
+                return {key: redis.ask("HGET", key, "first") for key in keys}
+
+            def asked():
+                generate(server.stub, greedy(1, text=PROMPT * 40))
+                return claims()
+            wait_until(asked, "blocks are claimed")
+            assert set(claims().values()) == {redis.ask("HGET", record, "epoch")}
+            assert 0 < int(redis.ask("PTTL", next(iter(claims())))) <= 600_000
+            admin = pb_grpc.AdminServiceStub(server.channel)
+            assert admin.ResetPrefixCache(pb.ResetPrefixCacheRequest()).blocks_dropped > 0
+            wait_until(lambda: redis.ask("HGET", record, "epoch") not in claims().values(), "the epoch is another")
+            generate(server.stub, greedy(1, text=PROMPT * 40))
+            wait_until(lambda: redis.ask("HGET", record, "epoch") in claims().values(), "blocks are claimed again")
+
+
 def test_password_is_never_shown(millrace_bin, model_path):
     with Redis(password="xyzzy-s3cret") as redis:
         with start(millrace_bin, model_path, f"redis.url={redis.url}", "log.level=debug", tenants(),
@@ -305,7 +331,7 @@ def test_password_is_never_shown(millrace_bin, model_path):
             assert "xyzzy" not in server.log and "redis.url=unix://***@" in server.log
     shown = subprocess.run([millrace_bin, "config", "--set", "redis.url=redis://me:xyzzy@h/1"], capture_output=True,
                            text=True, check=True).stdout
-    assert "xyzzy" not in shown and "redis://***@h/1" in shown
+    assert "xyzzy" not in shown and "redis://***@h:6379/1" in shown
 
 
 def config_file(path, text):
