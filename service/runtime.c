@@ -11,6 +11,8 @@
 
 #define MIB      (1u << 20)
 #define MIN_ROWS 64u
+/* Blocks registered or forgotten that may wait to be told to other replicas. */
+#define PREFIX_EVENTS 16384u
 
 struct mr_runtime {
     mr_config config;
@@ -174,6 +176,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,
         .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
+        .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
         .clock = mr_clock_monotonic(),
     };
     MR_TRY(mr_engine_create(&options, runtime->exec, &runtime->engine, err));

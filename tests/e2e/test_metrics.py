@@ -21,6 +21,9 @@ millrace_requests_refused_total millrace_requests_corrupted_total millrace_promp
 millrace_generated_tokens_total millrace_preemptions_total millrace_engine_step_seconds_total
 millrace_prefix_cache_queried_tokens_total millrace_prefix_cache_found_tokens_total
 process_cpu_seconds_total
+millrace_rate_limit_decisions_total millrace_rate_limit_refusals_total millrace_redis_connects_total
+millrace_redis_commands_total millrace_redis_errors_total millrace_redis_dropped_total
+millrace_claims_published_total
 vllm:num_preemptions_total vllm:prompt_tokens_total vllm:prompt_tokens_cached_total vllm:generation_tokens_total
 vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total vllm:request_success_total
 vllm:corrupted_requests_total vllm:admission_rejections_total
@@ -30,6 +33,7 @@ millrace_build_info millrace_model_info millrace_ready millrace_requests_running
 millrace_memory_allocated_bytes millrace_kv_cache_reserved_bytes millrace_kv_cache_live_bytes
 millrace_kv_cache_cached_bytes millrace_kv_cache_blocks millrace_kv_cache_usage_ratio millrace_engine_busy_ratio
 millrace_engine_running_step_seconds millrace_engine_last_step_age_seconds process_resident_memory_bytes
+millrace_redis_connected millrace_redis_available
 vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:cache_config_info
 vllm:lora_requests_info
 """.split()
@@ -50,6 +54,9 @@ LABELS = {
     "millrace_model_info": {"model_name", "backend"},
     "millrace_requests_finished_total": {"reason"},
     "millrace_requests_refused_total": {"status"},
+    "millrace_rate_limit_decisions_total": {"by"},
+    "millrace_rate_limit_refusals_total": {"limit"},
+    "millrace_redis_dropped_total": {"what"},
     "millrace_memory_allocated_bytes": {"part"},
     "millrace_kv_cache_blocks": {"state"},
     "vllm:request_success_total": {"finished_reason"},

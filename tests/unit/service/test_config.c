@@ -440,6 +440,49 @@ static void test_config_file_aliases_are_bounded(void **state)
     assert_int_equal(load_text(&config, "tls: {}\nlog: {}\nadapters: []\n", &err), MR_OK);
 }
 
+static void test_config_redis(void **state)
+{
+    (void)state;
+    set_refused("redis.url=http://h", MR_INVALID_ARGUMENT, "redis.url: it is no URL of Redis");
+    set_refused("redis.url=rediss://h", MR_FAILED_PRECONDITION, "TLS proxy");
+    set_refused("redis.on_failure=maybe", MR_INVALID_ARGUMENT, "local|open|closed");
+    set_refused("redis.timeout_ms=51", MR_INVALID_ARGUMENT, "from 1 to 50");
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_string_equal(config.redis_url, "");
+    set_ok(&config, "redis.on_failure=open");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.on_failure cannot act without Redis");
+    set_ok(&config, "redis.url=redis://h:7000/1");
+    assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+    set_ok(&config, "redis.replica_id=two words");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.replica_id");
+}
+
+/* Neither what is logged nor what is printed as a file, and no error. */
+static void test_config_shows_no_password(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_buffer text = {0};
+    set_ok(&config, "redis.url=redis://ada:xyzzy@h:7000/1");
+    assert_string_equal(config.redis_url, "redis://ada:xyzzy@h:7000/1");
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_null(strstr((const char *)text.data, "xyzzy"));
+    assert_null(strstr((const char *)text.data, "ada"));
+    assert_non_null(strstr((const char *)text.data, "redis.url=redis://***@h:7000/1 "));
+    assert_non_null(strstr((const char *)text.data, "\n# not shown: redis.url: "));
+    mr_buffer_deinit(&text);
+    mr_error err = {0};
+    assert_int_equal(mr_config_set(&config, "redis.url=redis://ada:xyzzy@h:port", &err),
+                     MR_INVALID_ARGUMENT);
+    assert_null(strstr(err.message, "xyzzy"));
+    assert_string_equal(err.field, "redis.url");
+}
+
 static void test_config_later_sources_win(void **state)
 {
     (void)state;
@@ -674,6 +717,8 @@ int main(void)
         cmocka_unit_test(test_config_file_nested_and_dotted),
         cmocka_unit_test(test_config_file_errors_name_line_and_key),
         cmocka_unit_test(test_config_file_aliases_are_bounded),
+        cmocka_unit_test(test_config_redis),
+        cmocka_unit_test(test_config_shows_no_password),
         cmocka_unit_test(test_config_later_sources_win),
         cmocka_unit_test(test_config_environment),
         cmocka_unit_test(test_config_format_Q6_effective_configuration),
