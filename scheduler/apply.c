@@ -28,6 +28,7 @@ static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint6
     const mr_verdict verdict =
         mr_scheduler_judge(s, request, mr_sequence_generated(sequence), d->token, &sequence->text);
     sequence->tokens[sequence->n_tokens++] = d->token;
+    mr_fair_queue_serve(&s->fair, sequence, sequence->n_tokens - 1);
     sequence->cumulative += (double)d->logprob;
     group->n_generated++;
     s->stats.generated_tokens++;
@@ -147,9 +148,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         const mr_planned *part = &s->planned[i];
         tokens += part->tokens;
         s->stats.prompt_tokens += prompt_part(part->sequence, part->tokens);
-        const uint32_t first = part->sequence->n_computed;
         part->sequence->n_computed += part->tokens;
-        mr_fair_queue_serve(&s->fair, part->sequence, first, part->sequence->n_computed);
     }
     count_step(s, tokens);
     uint32_t row = 0;

@@ -57,8 +57,9 @@ void mr_fair_queue_leave(mr_fair_queue *queue, mr_sequence *sequence)
     }
 }
 
-void mr_fair_queue_serve(mr_fair_queue *queue, mr_sequence *sequence, uint32_t first, uint32_t end)
+void mr_fair_queue_serve(mr_fair_queue *queue, mr_sequence *sequence, uint32_t first)
 {
+    const uint32_t end = sequence->n_tokens;
     const uint32_t from = first > sequence->n_served ? first : sequence->n_served;
     if (end > from) {
         tenant_of(queue, sequence)->served +=
@@ -169,7 +170,7 @@ void mr_fair_queue_admitted(mr_fair_queue *queue, mr_sequence *sequence)
     for (uint32_t i = 0; i < queue->n_passed; i++) {
         queue->passed[i]->overtaken++;
     }
-    mr_fair_queue_serve(queue, sequence, sequence->n_computed, sequence->n_tokens);
+    mr_fair_queue_serve(queue, sequence, sequence->n_computed);
 }
 
 uint32_t mr_fair_queue_fullest(const mr_fair_queue *queue, const mr_sequence_list *waiting,

@@ -57,9 +57,9 @@ void mr_fair_queue_return(mr_fair_queue *queue, mr_sequence *sequence);
 /* It leaves the queue, if it is there. */
 void mr_fair_queue_leave(mr_fair_queue *queue, mr_sequence *sequence);
 
-/* Counts tokens first … end − 1 of the sequence as served, those that were not counted before:
- * what is computed again is not the tenant's doing. */
-void mr_fair_queue_serve(mr_fair_queue *queue, mr_sequence *sequence, uint32_t first, uint32_t end);
+/* Counts the sequence's tokens from `first` on as served, those that were not counted before: what
+ * is computed again is not the tenant's doing. */
+void mr_fair_queue_serve(mr_fair_queue *queue, mr_sequence *sequence, uint32_t first);
 
 /* Begins a round of choosing. */
 void mr_fair_queue_begin(mr_fair_queue *queue, uint64_t now_ns);

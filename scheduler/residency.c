@@ -3,7 +3,7 @@
  * Who has a slot and blocks. Why everybody ends: a sequence that was preempted max_preemptions
  * times comes back only with the blocks of its whole remaining life, needs nothing more and is
  * preempted no more; of the others the one with the best claim (priority, then arrival) takes from
- * those with a worse one; and one that runs alone
+ * those with a worse one, and the preempted one from all of them; and one that runs alone
  * and has the whole pool is ended if that is not enough. The beams of a search come and go
  * together and count as one sequence here.
  *
@@ -67,6 +67,7 @@ void mr_scheduler_enter(mr_scheduler *s, mr_sequence *sequence)
     mr_group *group = sequence->group;
     mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_RUNNING;
+    sequence->keeps = mr_scheduler_protects(s, sequence);
     s->n_groups_running += group->n_running == 0;
     group->n_running++;
     mr_sequence_list_insert(&s->running, sequence);
