@@ -72,8 +72,9 @@ static uint32_t choose(mr_scheduler *s, mr_group *group, const mr_candidate **ne
         const mr_candidate *candidate = &beams->candidates[rank];
         const mr_sequence *beam = &group->sequences[candidate->beam];
         mr_text_state text = beam->text;
-        const mr_verdict verdict = mr_scheduler_judge(
-            s, group->request, mr_sequence_generated(beam), candidate->token, &text);
+        mr_verdict verdict;
+        mr_scheduler_judge(s, group->request, mr_sequence_generated(beam), candidate->token, &text,
+                           &verdict);
         if (verdict.finish == MR_FINISH_STOP) {
             if (rank < beams->width) {
                 finish_beam(beams, beam, candidate, &verdict);
