@@ -83,6 +83,9 @@ struct mr_scheduler {
     uint64_t window_ns; /* an idle scheduler gathers companions until then; 0: it does not */
     uint64_t last_prefill_step; /* 0: none */
     uint64_t last_ns;           /* the latest time seen */
+    uint32_t swept;             /* waiting ones that were looked at lately */
+    bool swept_all;             /* the last plan looked at all of them */
+    bool planned_none;          /* the last plan gave no step */
     uint32_t empty_plans;       /* in a row, though something runs and nothing is waited for */
     mr_scheduler_stats stats;   /* counters; gauges are filled when asked for */
 };

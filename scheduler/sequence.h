@@ -52,11 +52,11 @@ typedef struct mr_sequence {
     uint32_t history_sent; /* tokens of the history that the device's slot knows */
     uint32_t slot;
     uint32_t preemptions;
-    uint32_t n_served;   /* tokens that the tenant has been charged for */
-    uint32_t overtaken;  /* times that others came in while it did not fit */
-    uint64_t blocked_ns; /* since when it does not fit; MR_NEVER: it was not tried, or it did */
-    bool queued;         /* counted by the fair queue */
-    bool keeps;          /* what it has: it is preempted no more; set when it begins to run */
+    uint32_t n_served;    /* tokens that the tenant has been charged for */
+    uint32_t overtaken;   /* times that others came in while it did not fit */
+    uint64_t blocked_ns;  /* since when it does not fit; MR_NEVER: it was not tried, or it did */
+    uint32_t queue_place; /* in the fair queue, from 1 on; 0: not there */
+    bool keeps;           /* what it has: it is preempted no more; set when it begins to run */
     uint16_t choice;
     mr_sequence_state state;
 } mr_sequence;
