@@ -159,14 +159,16 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
     victim->preemptions++;
     victim->request->usage.preemptions++;
     s->stats.preemptions++;
+    s->stats.preempted_tokens += lost;
 
+    /* Not folded: each names another request, and max_preemptions bounds them. */
     char id[2 * MR_REQUEST_ID_MAX + 3];
-    mr_log_folded(MR_LOG_INFO, "scheduler", "preempted",
-                  "request_id=%s choice=%u tokens_lost=%u preemptions=%u kv_blocks_before=%u "
-                  "kv_blocks_after=%u kv_blocks_total=%u",
-                  mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice, lost,
-                  victim->preemptions, before, s->total_blocks - mr_block_pool_available(s->pool),
-                  s->total_blocks);
+    mr_log(MR_LOG_INFO, "scheduler", "preempted",
+           "request_id=%s choice=%u priority=%d tokens_lost=%u preemptions=%u kv_blocks_before=%u "
+           "kv_blocks_after=%u kv_blocks_total=%u",
+           mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice,
+           victim->request->params.priority, lost, victim->preemptions, before,
+           s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
 }
 
 /* A paused one, which could not use its blocks now, else of those with a worse claim than

@@ -65,6 +65,7 @@ typedef struct mr_scheduler_stats {
     uint64_t step_sizes[MR_STEP_SIZES + 1]; /* steps by tokens, at most mr_step_size_bounds[i] and
                                                more than the one before; the last: more than all */
     uint64_t preemptions;
+    uint64_t preempted_tokens; /* whose K/V was lost by them */
     mr_block_pool_stats blocks;
 } mr_scheduler_stats;
 

@@ -524,6 +524,82 @@ static void test_full_queue_is_not_one_tenants_M7(void **state)
     rig_close(&r);
 }
 
+#define LONG_QUEUE 600u
+
+/* A queue that is looked at in parts: nobody is forgotten. */
+static void test_long_queue_sees_cancels_within_eight_steps_C1(void **state)
+{
+    (void)state;
+    static mr_request *requests[LONG_QUEUE];
+    rig r;
+    mr_scheduler_options options = rig_options();
+    options.max_batch_size = 1;
+    options.max_queue = LONG_QUEUE;
+    rig_open(&r, &options, 4, 65);
+    mr_request *running = rig_add(&r, 2, 50);
+    assert_true(rig_step(&r, NULL));
+    for (size_t i = 0; i < LONG_QUEUE; i++) {
+        requests[i] = rig_add(&r, 2, 3);
+    }
+    assert_true(rig_step(&r, NULL));
+    for (size_t i = 0; i < LONG_QUEUE; i++) {
+        mr_flag_set(&requests[i]->cancelled);
+    }
+    for (size_t i = 0; i < 8; i++) {
+        assert_true(rig_step(&r, NULL));
+    }
+    assert_int_equal(r.scheduler->n_groups, 1);
+    assert_int_equal(r.scheduler->waiting.count, 0);
+    for (size_t i = 0; i < LONG_QUEUE; i++) {
+        rig_expect_end(requests[i], MR_FINISH_CANCELLED, MR_CANCELLED);
+        mr_request_unref(requests[i]);
+    }
+    rig_run(&r);
+    rig_expect_whole(&r, running);
+    mr_request_unref(running);
+    rig_close(&r);
+}
+
+static void test_long_queue_wakes_for_its_first_deadline(void **state)
+{
+    (void)state;
+    static mr_request *requests[LONG_QUEUE];
+    rig r;
+    mr_scheduler_options options = rig_options();
+    options.max_batch_size = 1;
+    options.max_queue = LONG_QUEUE;
+    options.slow_reader_timeout_ns = 1000 * MS;
+    rig_open(&r, &options, 4, 65);
+    mr_request_spec spec = {.params = rig_params(20), .ring_capacity = 2};
+    mr_request *paused = rig_request_of(&r, 2, &spec);
+    rig_submit(&r, paused);
+    assert_true(rig_step(&r, NULL));
+    for (size_t i = 0; i < LONG_QUEUE; i++) {
+        /* The earliest one stands where a look at a part of the queue does not come. */
+        spec = (mr_request_spec){.params = rig_params(2),
+                                 .deadline_ns = r.now_ns + (i == 500 ? 2 : 900) * MS};
+        requests[i] = rig_request_of(&r, 2, &spec);
+        rig_submit(&r, requests[i]);
+    }
+    const uint64_t deadline_ns = requests[500]->deadline_ns;
+    for (size_t i = 0; i < 3 && r.now_ns < deadline_ns; i++) {
+        assert_false(rig_step(&r, NULL));
+        assert_true(r.wake_ns <= deadline_ns);
+        r.now_ns = r.wake_ns;
+    }
+    assert_true(r.now_ns == deadline_ns);
+    assert_false(rig_step(&r, NULL));
+    rig_expect_end(requests[500], MR_FINISH_TIME_LIMIT, MR_DEADLINE_EXCEEDED);
+    assert_int_equal(r.scheduler->waiting.count, LONG_QUEUE - 1);
+    mr_flag_set(&paused->cancelled);
+    rig_run(&r);
+    for (size_t i = 0; i < LONG_QUEUE; i++) {
+        mr_request_unref(requests[i]);
+    }
+    mr_request_unref(paused);
+    rig_close(&r);
+}
+
 static void test_pace_is_that_of_the_queue(void **state)
 {
     (void)state;
@@ -569,6 +645,8 @@ int main(void)
         cmocka_unit_test(test_overtaking_is_bounded_by_time_M6),
         cmocka_unit_test(test_full_queue_tells_when_by_its_pace),
         cmocka_unit_test(test_full_queue_is_not_one_tenants_M7),
+        cmocka_unit_test(test_long_queue_sees_cancels_within_eight_steps_C1),
+        cmocka_unit_test(test_long_queue_wakes_for_its_first_deadline),
         cmocka_unit_test(test_pace_is_that_of_the_queue),
     };
     mr_log_set_level(MR_LOG_WARN);
