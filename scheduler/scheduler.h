@@ -65,9 +65,10 @@ typedef struct mr_scheduler_stats {
     uint64_t step_sizes[MR_STEP_SIZES + 1]; /* steps by tokens, at most mr_step_size_bounds[i] and
                                                more than the one before; the last: more than all */
     uint64_t preemptions;
-    uint64_t prefix_queries; /* prompt tokens of the requests that looked into the prefix cache */
-    uint64_t prefix_hits;    /* of them found */
-    uint32_t prefix_blocks;  /* that the prefix index knows: cached ones, and live ones */
+    uint64_t prefix_queries;   /* prompt tokens of the requests that looked into the prefix cache */
+    uint64_t prefix_hits;      /* of them found */
+    uint32_t prefix_blocks;    /* that the prefix index knows: cached ones, and live ones */
+    uint64_t preempted_tokens; /* whose K/V was lost by them */
     mr_block_pool_stats blocks;
 } mr_scheduler_stats;
 
@@ -95,9 +96,10 @@ void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now
 /* Plans the next step into `storage`. Returns true when there is a batch to run; else *wake_ns is
  * when to plan again though nothing new arrives (MR_NEVER: not before something does). Readers do
  * not announce what they took, so while a sequence is paused that is a few milliseconds away.
- * Cancelled and overdue requests end here, and their blocks are free when it returns. Should
- * nothing be planned twice in a row though something runs and no reader is waited for, the newest
- * running request ends with INTERNAL rather than that the engine spins. */
+ * Cancelled and overdue requests end here, and their blocks are free when it returns; where more
+ * than 256 wait, those among them end within eight steps. Should nothing be planned twice in a row
+ * though something runs and no reader is waited for, the newest running request ends with INTERNAL
+ * rather than that the engine spins. */
 bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage,
                        uint64_t *wake_ns);
 

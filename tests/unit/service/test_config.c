@@ -77,6 +77,9 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.prefill_interval, 1);
     assert_int_equal(config.max_queue_requests, 1024);
     assert_int_equal(config.max_preemptions, 3);
+    assert_int_equal(config.priority_ageing_ms, 10000);
+    assert_int_equal(config.max_overtakes, 8);
+    assert_int_equal(config.overtake_timeout_ms, 1000);
     assert_int_equal(config.slow_reader_timeout_ms, 30000);
     assert_int_equal(config.block_size, 16);
     assert_int_equal(config.max_seq_length, 0);
