@@ -28,8 +28,8 @@ typedef enum mr_dtype {
     MR_DTYPE_Q6_K,
     MR_DTYPE_IQ4_NL,
     MR_DTYPE_IQ4_XS,
-    MR_DTYPE_COUNT,                 /* of those that tensors have */
-    MR_DTYPE_INT8 = MR_DTYPE_COUNT, /* of the KV cache only: kv_layout.h */
+    MR_DTYPE_COUNT,               /* of those that tensors have */
+    MR_DTYPE_I8 = MR_DTYPE_COUNT, /* of the KV cache only: kv_layout.h */
 } mr_dtype;
 
 /* All of them, for messages. */
@@ -42,7 +42,7 @@ typedef struct mr_dtype_info {
     uint32_t block_bytes;
 } mr_dtype_info;
 
-/* Static record. `dtype` must be below MR_DTYPE_COUNT, or INT8. */
+/* Static record. `dtype` must be below MR_DTYPE_COUNT, or I8. */
 const mr_dtype_info *mr_dtype_info_get(mr_dtype dtype);
 
 /* Bytes of a row of `elements`; false if they are not a whole number of blocks or overflow. */

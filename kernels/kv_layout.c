@@ -9,7 +9,7 @@
 bool mr_kv_dtype_known(mr_dtype dtype)
 {
     return dtype == MR_DTYPE_F32 || dtype == MR_DTYPE_F16 || dtype == MR_DTYPE_BF16 ||
-           dtype == MR_DTYPE_INT8;
+           dtype == MR_DTYPE_I8;
 }
 
 bool mr_kv_layout_make(const mr_plan_kv *kv, mr_dtype dtype, uint32_t block_size, mr_kv_layout *out)
@@ -18,7 +18,7 @@ bool mr_kv_layout_make(const mr_plan_kv *kv, mr_dtype dtype, uint32_t block_size
         return false;
     }
     mr_kv_layout l = {.element = mr_dtype_info_get(dtype)->block_bytes};
-    l.scales = dtype == MR_DTYPE_INT8 ? (uint64_t)block_size * sizeof(float) : 0;
+    l.scales = dtype == MR_DTYPE_I8 ? (uint64_t)block_size * sizeof(float) : 0;
     const bool fits =
         mr_mul_u64(l.element, kv->head_width, &l.row) && mr_mul_u64(l.row, block_size, &l.piece) &&
         mr_add_u64(l.piece, l.scales, &l.piece) && mr_align_u64(l.piece, sizeof(float), &l.piece) &&

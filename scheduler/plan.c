@@ -7,6 +7,7 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "scheduler/internal.h"
+#include "scheduler/swap.h"
 
 /* How often the ring of a paused sequence is looked at while nothing else runs. */
 #define PAUSED_POLL_NS (5 * MR_NS_PER_MS)
@@ -181,7 +182,7 @@ static void grow_decodes(mr_scheduler *s, uint64_t now_ns)
             continue;
         }
         exhausted = true;
-        if (runs_alone(s)) {
+        if (runs_alone(s) && !mr_swap_moving(s)) {
             end_outgrown(s, sequence, now_ns);
         }
     }
@@ -256,8 +257,8 @@ static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *
 {
     for (uint32_t i = 0; i < s->waiting.count && s->tokens_left > 0; i++) {
         mr_sequence *sequence = s->waiting.items[i];
-        if (mr_group_paused(sequence->group)) {
-            continue; /* its reader is behind: nobody waits for that */
+        if (mr_group_paused(sequence->group) || sequence->moving) {
+            continue; /* its reader, or the host tier, is behind: nobody waits for that */
         }
         const mr_admission admission = mr_scheduler_admit(s, sequence, now_ns);
         if (admission == MR_ADMIT_LATER) {
@@ -265,7 +266,7 @@ static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *
         }
         if (admission == MR_ADMIT_NEVER) {
             end_outgrown(s, sequence, now_ns);
-        } else {
+        } else if (!sequence->moving) {
             plan_prefill(s, sequence, storage);
         }
     }
@@ -278,7 +279,7 @@ static void plan_prefills(mr_scheduler *s, uint64_t now_ns, bool admit, mr_batch
     const uint32_t before = s->n_planned;
     for (uint32_t i = 0; i < s->running.count && s->tokens_left > 0; i++) {
         mr_sequence *sequence = s->running.items[i];
-        if (!mr_group_paused(sequence->group) && !decodes(sequence)) {
+        if (!mr_group_paused(sequence->group) && !sequence->moving && !decodes(sequence)) {
             plan_prefill(s, sequence, storage);
         }
     }
@@ -316,6 +317,10 @@ static const mr_sequence *find_stuck(const mr_scheduler *s)
 static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
 {
     const mr_sequence *stuck = find_stuck(s);
+    if (mr_swap_moving(s)) {
+        *wake_ns = mr_min_u64(*wake_ns, mr_time_add(now_ns, MR_SWAP_POLL_NS));
+        stuck = NULL;
+    }
     if (stuck == NULL) {
         s->empty_plans = 0;
         return;
@@ -351,6 +356,7 @@ bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *stora
     s->last_ns = now_ns;
     reset_budget(s);
     *wake_ns = MR_NEVER;
+    mr_swap_poll(s, now_ns);
     sweep_all(s, now_ns, wake_ns);
     if (gathering(s, now_ns, wake_ns)) {
         return false;

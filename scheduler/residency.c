@@ -11,6 +11,7 @@
  */
 #include "base/log.h"
 #include "scheduler/internal.h"
+#include "scheduler/swap.h"
 
 bool mr_scheduler_protects(const mr_scheduler *s, const mr_sequence *sequence)
 {
@@ -134,6 +135,7 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         sequence->group->beams->attached = false;
     }
     mr_scheduler_enter(s, sequence);
+    mr_swap_in(s, sequence);
     if (sequence->request->usage.scheduled_ns == 0) {
         sequence->request->usage.scheduled_ns = now_ns;
     }
@@ -142,7 +144,8 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
 
 static void preempt(mr_scheduler *s, mr_sequence *victim)
 {
-    const uint32_t lost = victim->n_computed;
+    const bool kept = mr_swap_out(s, victim);
+    const uint32_t lost = kept ? 0 : victim->n_computed;
     const uint32_t before = s->total_blocks - mr_block_pool_available(s->pool);
     mr_scheduler_release(s, victim);
     victim->state = MR_SEQUENCE_WAITING;
@@ -153,11 +156,11 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
 
     char id[2 * MR_REQUEST_ID_MAX + 3];
     mr_log_folded(MR_LOG_INFO, "scheduler", "preempted",
-                  "request_id=%s choice=%u tokens_lost=%u preemptions=%u kv_blocks_before=%u "
-                  "kv_blocks_after=%u kv_blocks_total=%u",
+                  "request_id=%s choice=%u tokens_lost=%u tokens_swapped=%u preemptions=%u "
+                  "kv_blocks_before=%u kv_blocks_after=%u kv_blocks_total=%u",
                   mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice, lost,
-                  victim->preemptions, before, s->total_blocks - mr_block_pool_available(s->pool),
-                  s->total_blocks);
+                  victim->n_kept, victim->preemptions, before,
+                  s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
 }
 
 /* A paused one, which could not use its blocks now, else the newest that came after running[index].
@@ -167,7 +170,7 @@ static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
     mr_sequence *newest = NULL;
     for (uint32_t i = s->running.count; i-- > 0;) {
         mr_sequence *sequence = s->running.items[i];
-        if (i == index || sequence->state != MR_SEQUENCE_RUNNING ||
+        if (i == index || sequence->state != MR_SEQUENCE_RUNNING || sequence->moving ||
             mr_scheduler_protects(s, sequence)) {
             continue;
         }
@@ -209,12 +212,15 @@ bool mr_scheduler_grow(mr_scheduler *s, uint32_t index)
     for (uint32_t i = 0; i < members; i++) {
         lacking += lacks_block(s, &sequence[i]);
     }
-    while (mr_block_pool_available(s->pool) < lacking) {
+    while (mr_block_pool_available(s->pool) + mr_swap_freeing(s) < lacking) {
         mr_sequence *victim = choose_victim(s, index);
         if (victim == NULL) {
             return false;
         }
         preempt(s, victim);
+    }
+    if (mr_block_pool_available(s->pool) < lacking) {
+        return false; /* the blocks come when a victim has been copied out */
     }
     for (uint32_t i = 0; i < members; i++) {
         if (lacks_block(s, &sequence[i])) {

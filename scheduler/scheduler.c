@@ -360,4 +360,7 @@ void mr_scheduler_stats_get(const mr_scheduler *s, mr_scheduler_stats *out)
     out->waiting = s->n_groups - s->n_groups_running;
     out->running = s->n_groups_running;
     mr_block_pool_stats_get(s->pool, &out->blocks);
+    if (s->options.host_tier != NULL) {
+        mr_host_tier_stats_get(s->options.host_tier, &out->host);
+    }
 }

@@ -66,7 +66,7 @@ static json_t *kv_bytes_object(const mr_model_config *config)
                      (json_int_t)kv_bytes_per_token(config, MR_DTYPE_F32), "f16",
                      (json_int_t)kv_bytes_per_token(config, MR_DTYPE_F16), "bf16",
                      (json_int_t)kv_bytes_per_token(config, MR_DTYPE_BF16), "int8",
-                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_INT8));
+                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_I8));
 }
 
 static json_t *model_object(const mr_model *model)
@@ -116,7 +116,7 @@ static void print_text(const mr_model *model)
     printf("  context         %" PRIu32 " tokens\n", c->context_length);
     printf("  KV cache        %" PRIu64 " bytes a token (bf16, the default), int8 %" PRIu64
            ", f32 %" PRIu64 "\n",
-           kv_bytes_per_token(c, MR_DTYPE_BF16), kv_bytes_per_token(c, MR_DTYPE_INT8),
+           kv_bytes_per_token(c, MR_DTYPE_BF16), kv_bytes_per_token(c, MR_DTYPE_I8),
            kv_bytes_per_token(c, MR_DTYPE_F32));
     printf("  RoPE            %s, theta %g, %" PRIu32 " dimensions\n", c->rope_type,
            (double)c->rope_theta, c->rope.dims);

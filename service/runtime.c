@@ -44,7 +44,7 @@ static mr_dtype kv_dtype(const mr_config *config)
     static const struct {
         const char *name;
         mr_dtype dtype;
-    } types[] = {{"f32", MR_DTYPE_F32}, {"f16", MR_DTYPE_F16}, {"int8", MR_DTYPE_INT8}};
+    } types[] = {{"f32", MR_DTYPE_F32}, {"f16", MR_DTYPE_F16}, {"int8", MR_DTYPE_I8}};
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         if (strcmp(config->kv_cache_dtype, types[i].name) == 0) {
             return types[i].dtype;
@@ -138,6 +138,12 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
 static mr_status start_engine(mr_runtime *runtime, mr_error *err)
 {
     const mr_config *config = &runtime->config;
+    if (config->kv_host_memory > mr_memory_available()) {
+        return mr_fail_field(err, MR_RESOURCE_EXHAUSTED, "kv_host_memory",
+                             "kv_host_memory is %" PRIu64 " MiB, and %" PRIu64
+                             " MiB of memory are free: lower it",
+                             config->kv_host_memory / MIB, mr_memory_available() / MIB);
+    }
     const mr_model_config *model = mr_model_config_get(runtime->model);
     const mr_engine_options options = {
         .scheduler =
@@ -158,6 +164,8 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
             },
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,
+        .host_memory = config->kv_host_memory,
+        .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
         .clock = mr_clock_monotonic(),
     };
     return mr_engine_create(&options, runtime->exec, &runtime->engine, err);

@@ -305,7 +305,7 @@ MR_SIMD void mr_widen_int8(uint32_t cols, bool scales_of_rows, const mr_fast_wid
 
 static void mr_impl_widen(const mr_fast_widen *job)
 {
-    if (job->dtype == MR_DTYPE_INT8) {
+    if (job->dtype == MR_DTYPE_I8) {
         if (job->scales_of_rows) {
             mr_widen_int8(job->cols, true, job);
         } else if (job->cols == MR_FAST_LANES) {

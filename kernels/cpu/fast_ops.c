@@ -231,7 +231,7 @@ static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_
     const uint32_t kv_head = (head - rope->heads) % kv->heads;
     const mr_cpu_kv_piece piece =
         mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
-    if (exec->options.kv_dtype == MR_DTYPE_INT8) {
+    if (exec->options.kv_dtype == MR_DTYPE_I8) {
         write_int8(exec, x, piece, offset, value ? NULL : scratch);
     } else if (value) {
         k->narrow(exec->options.kv_dtype, x, piece.elements + offset * exec->kv_layout.row,

@@ -142,7 +142,7 @@ static void store_kv(mr_cpu_kv_piece piece, uint32_t offset, const float *from, 
         memcpy(to, from, n * sizeof(*from));
         return;
     }
-    if (dtype == MR_DTYPE_INT8) {
+    if (dtype == MR_DTYPE_I8) {
         piece.scales[offset] = mr_kv_quantize(from, (int8_t *)to, n);
         return;
     }

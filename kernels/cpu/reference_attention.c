@@ -42,7 +42,7 @@ static const float *load(const work *w, uint32_t value, uint32_t position)
     if (exec->options.kv_dtype == MR_DTYPE_F32) {
         return (const float *)(const void *)stored;
     }
-    if (exec->options.kv_dtype == MR_DTYPE_INT8) {
+    if (exec->options.kv_dtype == MR_DTYPE_I8) {
         for (uint32_t i = 0; i < width; i++) {
             w->row[i] = piece.scales[offset] * (float)((const int8_t *)stored)[i];
         }

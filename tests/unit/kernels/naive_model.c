@@ -118,7 +118,7 @@ static void keep(double *x, uint32_t count, uint32_t width, mr_dtype kv_dtype)
             top = fmax(top, fabs(x[i]));
         }
         for (uint32_t i = 0; i < width; i++) {
-            if (kv_dtype == MR_DTYPE_INT8) {
+            if (kv_dtype == MR_DTYPE_I8) {
                 x[i] = top > 0.0 ? nearbyint(x[i] / top * 127.0) * (top / 127.0) : 0.0;
             } else {
                 x[i] = kv_dtype == MR_DTYPE_F16 ? round_to(x[i], 10, -14) : round_to(x[i], 7, -126);

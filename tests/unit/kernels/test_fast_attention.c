@@ -110,8 +110,8 @@ static void test_splits_as_reference(void **state)
     check_splits(0, 16, MR_DTYPE_F32, 2e-5f);
     check_splits(0, 32, MR_DTYPE_BF16, 2e-2f);
     check_splits(0, 10, MR_DTYPE_F16, 2e-3f);
-    check_splits(0, 16, MR_DTYPE_INT8, 2e-2f);
-    check_splits(0, 10, MR_DTYPE_INT8, 2e-2f);
+    check_splits(0, 16, MR_DTYPE_I8, 2e-2f);
+    check_splits(0, 10, MR_DTYPE_I8, 2e-2f);
 }
 
 static void test_splits_with_window(void **state)
@@ -119,7 +119,7 @@ static void test_splits_with_window(void **state)
     (void)state;
     check_splits(100, 16, MR_DTYPE_F32, 2e-5f);
     check_splits(300, 16, MR_DTYPE_BF16, 2e-2f);
-    check_splits(33, 16, MR_DTYPE_INT8, 2e-2f);
+    check_splits(33, 16, MR_DTYPE_I8, 2e-2f);
 }
 
 /* exp, through softmax of a range of scores, within 4 units in the last place. */
@@ -260,7 +260,7 @@ static void test_int8_of_every_width(void **state)
                 assert_memory_equal(codes + r * width, expected, width);
                 scales[r] = scale * (float)(r + 1);
             }
-            mr_fast_widen job = {.dtype = MR_DTYPE_INT8,
+            mr_fast_widen job = {.dtype = MR_DTYPE_I8,
                                  .from = codes,
                                  .from_stride = width,
                                  .scales = scales,

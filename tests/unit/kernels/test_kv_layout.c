@@ -24,14 +24,14 @@ static void test_kv_layout_sizes_by_hand(void **state)
     assert_int_equal(l.piece, 2048);
     assert_int_equal(l.block, 6144);
     assert_int_equal(l.all, 368640);
-    assert_true(mr_kv_layout_make(&smol, MR_DTYPE_INT8, 16, &l));
+    assert_true(mr_kv_layout_make(&smol, MR_DTYPE_I8, 16, &l));
     assert_int_equal(l.row, 64);
     assert_int_equal(l.scales, 64);
     assert_int_equal(l.piece, 64 + 1024);
     assert_int_equal(l.all, 60 * 3 * 1088);
     /* A scale is never out of line, however odd the width. */
     const mr_plan_kv odd = {.layers = 1, .heads = 2, .head_width = 7};
-    assert_true(mr_kv_layout_make(&odd, MR_DTYPE_INT8, 1, &l));
+    assert_true(mr_kv_layout_make(&odd, MR_DTYPE_I8, 1, &l));
     assert_int_equal(l.piece, 12);
 }
 
@@ -41,7 +41,7 @@ static void test_kv_layout_bytes_a_token(void **state)
     assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_F32, 1), 46080);
     assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_F16, 1), 23040);
     assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_BF16, 1), 23040);
-    assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_INT8, 1), 12240);
+    assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_I8, 1), 12240);
 }
 
 static void test_kv_layout_refuses(void **state)
@@ -51,7 +51,7 @@ static void test_kv_layout_refuses(void **state)
     assert_false(mr_kv_layout_make(&smol, MR_DTYPE_Q8_0, 16, &l));
     assert_false(mr_kv_dtype_known(MR_DTYPE_Q4_1));
     const mr_plan_kv huge = {.layers = UINT32_MAX, .heads = UINT32_MAX, .head_width = UINT32_MAX};
-    assert_false(mr_kv_layout_make(&huge, MR_DTYPE_INT8, 16, &l));
+    assert_false(mr_kv_layout_make(&huge, MR_DTYPE_I8, 16, &l));
     assert_true(mr_kv_block_bytes(&huge, MR_DTYPE_F32, 16) == UINT64_MAX);
 }
 

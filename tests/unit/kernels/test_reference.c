@@ -146,7 +146,7 @@ static void test_matches_naive_variants(void **state)
 static void test_kv_types(void **state)
 {
     (void)state;
-    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_INT8};
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_I8};
     static const double near[] = {1e-5, 5e-4, 4e-3, 4e-3};
     static const uint32_t widths[] = {16, 14, 36, 2, 66};
     for (size_t w = 0; w < sizeof(widths) / sizeof(widths[0]); w++) {
@@ -163,7 +163,7 @@ static void test_kv_types(void **state)
     const tiny_dims dims = tiny_dims_default();
     const double f16 = distance_of(&dims, MR_DTYPE_F16, MR_DTYPE_F32);
     const double bf16 = distance_of(&dims, MR_DTYPE_BF16, MR_DTYPE_F32);
-    const double int8 = distance_of(&dims, MR_DTYPE_INT8, MR_DTYPE_F32);
+    const double int8 = distance_of(&dims, MR_DTYPE_I8, MR_DTYPE_F32);
     assert_true(f16 > 1e-6 && f16 < 2e-3);
     assert_true(bf16 > f16 && bf16 < 2e-2);
     assert_true(int8 > f16 && int8 < 2e-2);
@@ -210,7 +210,7 @@ static void test_D4_bits_do_not_depend_on_batch_or_threads(void **state)
     float *first = malloc(bytes);
     float *logits = malloc(bytes);
     assert_true(first != NULL && logits != NULL);
-    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_INT8};
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_I8};
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         for (uint32_t run = 0; run < 15; run++) {
             mr_backend *backend = reference(1 + run % 3);

@@ -81,6 +81,7 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.block_size, 16);
     assert_int_equal(config.max_seq_length, 0);
     assert_int_equal(config.kv_cache_memory, 0);
+    assert_int_equal(config.kv_host_memory, 0);
 }
 
 static void test_config_profile_fills_what_is_not_given(void **state)
@@ -142,6 +143,10 @@ static void test_config_sizes(void **state)
         set_ok(&config, sizes[i].text);
         assert_true(config.kv_cache_memory == sizes[i].bytes);
     }
+    set_ok(&config, "kv_host_memory=2GiB");
+    assert_true(config.kv_host_memory == UINT64_C(2147483648));
+    set_ok(&config, "kv_host_memory=0");
+    assert_int_equal(config.kv_host_memory, 0);
     set_refused("kv_cache_memory=", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=4GB", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=-1", MR_INVALID_ARGUMENT, "such as 512MiB");
@@ -378,7 +383,7 @@ static void test_config_describe_lists_every_key(void **state)
     (void)state;
     int lines = 0;
     mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 25);
+    assert_int_equal(lines, 26);
 }
 
 /* Q6: a setting that cannot act is refused. */
