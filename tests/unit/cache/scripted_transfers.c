@@ -97,6 +97,7 @@ bool scripted_transfer_cancel(scripted_transfers *t, uint64_t ticket)
     scripted_transfer *one = find(t, ticket);
     MR_CHECK(ticket != 0 && one != NULL);
     if (t->cannot_stop) {
+        one->unstoppable = true;
         return false;
     }
     one->fails = true;

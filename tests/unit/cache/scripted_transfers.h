@@ -22,6 +22,7 @@ typedef struct scripted_transfer {
     uint8_t *host[SCRIPTED_BLOCKS];
     uint32_t polls; /* that still say that it runs */
     bool fails;
+    bool unstoppable; /* cancel was refused */
 } scripted_transfer;
 
 typedef struct scripted_transfers {
