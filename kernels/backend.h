@@ -79,7 +79,7 @@ typedef enum mr_transfer_state {
 /* Time spent since the executor was made, by kind of operator; for profiles. */
 typedef struct mr_op_time {
     uint64_t ns;
-    uint64_t bytes;      /* weights and KV read */
+    uint64_t bytes;      /* weights and KV to read, each once a step and sequence */
     uint64_t operations; /* multiply-adds × 2 */
     uint64_t calls;
 } mr_op_time;
@@ -88,6 +88,12 @@ typedef struct mr_exec_times {
     uint64_t steps;
     mr_op_time by_kind[MR_OP_SAMPLE + 1];
 } mr_exec_times;
+
+/* What the device could do at best, measured on it; the yardstick of profiles. 0: not known. */
+typedef struct mr_ceilings {
+    double read_bytes_per_s; /* over a buffer of the size asked for */
+    double int8_per_s;       /* multiply-adds of bytes × 2, from registers */
+} mr_ceilings;
 
 typedef struct mr_backend_vtable {
     void (*info)(const mr_backend *backend, mr_backend_info *out);
@@ -103,6 +109,10 @@ typedef struct mr_backend_vtable {
      * batch sizes in `options`. Borrows plan and weights until destroy. Gives the executor. */
     mr_status (*compile)(mr_backend *backend, const mr_plan *plan, const mr_weights *weights,
                          const mr_exec_options *options, mr_exec **out, mr_error *err);
+
+    /* Measures, in some tenths of a second and with no step in flight, what reading a buffer of
+     * `bytes` (at least 1) and multiplying bytes can reach. RESOURCE_EXHAUSTED: no such buffer. */
+    mr_status (*ceilings)(mr_backend *backend, uint64_t bytes, mr_ceilings *out, mr_error *err);
 
     /* Everything made from the backend must be gone before. */
     void (*destroy)(mr_backend *backend);

@@ -4,9 +4,12 @@
  * What the files of the scheduler share, and tests look into.
  *
  *   scheduler.c  create, add, fail, stats
+ *   fair_queue.c who of those that wait comes next
+ *   pace.c       how fast the queue moves
  *   plan.c       who runs, and how much of it
  *   residency.c  slots and blocks: admit, grow, preempt
  *   swap.c       what is preempted, in the host tier (swap.h)
+ *   prefix.c     blocks that the prefix cache has (prefix.h)
  *   rows.c       rows of the batch, and their parameters
  *   apply.c      tokens of the finished step
  *   verdict.c    what a token does to its choice
@@ -20,6 +23,8 @@
 #define MILLRACE_SCHEDULER_INTERNAL_H
 
 #include "scheduler/beam.h"
+#include "scheduler/fair_queue.h"
+#include "scheduler/pace.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/sequence.h"
 
@@ -41,15 +46,18 @@ struct mr_scheduler {
     uint32_t max_history;  /* history tokens of a step */
     uint32_t max_live;     /* requests, waiting and running */
     uint32_t max_blocks;   /* of one sequence */
+    mr_hasher *hasher;     /* owns; of blocks that output fills */
     uint32_t *eos;         /* owns, [n_eos]; options.eos points here */
     uint32_t *bias_tokens; /* owns: scratch for the list of a row that bans stop tokens */
     float *bias_values;
 
     /* A live sequence that is born is in exactly one of them between calls; of the beams of a
      * search the first stands for all. */
-    mr_sequence_list waiting;
-    mr_sequence_list running;
+    mr_sequence_list waiting; /* in order of arrival */
+    mr_sequence_list running; /* by rank: the first gets what the last has to give */
     mr_sequence_list draining;
+    mr_fair_queue fair; /* of those that wait */
+    mr_pace pace;
     uint32_t n_groups;         /* live requests */
     uint32_t n_groups_running; /* those that have something running */
     uint32_t n_sequences;      /* of live requests, the unborn and ended ones too */
@@ -110,6 +118,9 @@ void mr_scheduler_end(mr_scheduler *scheduler, mr_group *group, mr_finish finish
 void mr_scheduler_drop_ended(mr_scheduler *scheduler);
 
 /* residency.c */
+
+/* Puts a sequence of a live request into the queue: WAITING. */
+void mr_scheduler_queue(mr_scheduler *scheduler, mr_sequence *sequence);
 
 typedef enum mr_admission {
     MR_ADMITTED,

@@ -20,6 +20,7 @@ void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint
     group->n_open--;
     usage->finish = finish > usage->finish ? finish : usage->finish;
     usage->completion_tokens += tokens;
+    usage->longest_choice = tokens > usage->longest_choice ? tokens : usage->longest_choice;
     usage->finished_ns = now_ns;
     if (group->n_open == 0) {
         s->stats.finished[usage->finish]++;
@@ -33,6 +34,7 @@ void mr_scheduler_settle(mr_scheduler *s, mr_sequence *sequence, mr_finish finis
 {
     mr_scheduler_release(s, sequence);
     mr_swap_forget(s, sequence);
+    mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_ENDED;
     mr_scheduler_close(s, sequence->group, finish, mr_sequence_generated(sequence), now_ns);
 }
@@ -74,6 +76,7 @@ static void end_search(mr_scheduler *s, mr_group *group, mr_finish finish, uint6
 {
     mr_beams *beams = group->beams;
     mr_scheduler_release(s, &group->sequences[0]);
+    mr_fair_queue_leave(&s->fair, &group->sequences[0]);
     group->sequences[0].state = MR_SEQUENCE_ENDED;
     while (group->n_open > 0) {
         mr_scheduler_close(s, group, finish, beams->token, now_ns);

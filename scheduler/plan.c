@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Planning a step: drop who is cancelled or overdue, give decodes the blocks they need, then fill
- * the token budget with decodes first and prefill chunks after them, oldest first. The work is in
- * proportion to the sequences and the tokens of the step, never to contexts or to the pool.
+ * the token budget with decodes first and prefill chunks after them, best claim first. Who comes in
+ * is the fair queue's to say. The work is in proportion to the sequences and the tokens of the
+ * step, never to contexts or to the pool.
  */
 #include "base/checked.h"
 #include "base/log.h"
@@ -170,15 +171,18 @@ static void end_outgrown(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns
     mr_scheduler_end(s, sequence->group, MR_FINISH_ERROR, now_ns);
 }
 
-/* Gives decodes their next blocks, oldest first. One that gets none stays where it is and sits this
- * step out: an older one may take its blocks, or another's end gives it some. */
-static void grow_decodes(mr_scheduler *s, uint64_t now_ns)
+/* Gives decodes their next blocks, best claim first. One that gets none stays where it is and sits
+ * this step out: a better one may take its blocks, or another's end gives it some. Returns whether
+ * there is one. */
+static bool grow_decodes(mr_scheduler *s, uint64_t now_ns)
 {
-    bool exhausted = false; /* what an older one could not get, a newer one cannot either */
-    for (uint32_t i = 0; i < s->running.count && !exhausted; i++) {
+    /* What a better one could not get, a worse one cannot either, but for a protected one. */
+    bool exhausted = false;
+    for (uint32_t i = 0; i < s->running.count; i++) {
         mr_sequence *sequence = s->running.items[i];
         if (sequence->state != MR_SEQUENCE_RUNNING || mr_group_paused(sequence->group) ||
-            !decodes(sequence) || mr_scheduler_has_room(s, sequence) || mr_scheduler_grow(s, i)) {
+            !decodes(sequence) || mr_scheduler_has_room(s, sequence) ||
+            (exhausted && !mr_scheduler_protects(s, sequence)) || mr_scheduler_grow(s, i)) {
             continue;
         }
         exhausted = true;
@@ -188,6 +192,7 @@ static void grow_decodes(mr_scheduler *s, uint64_t now_ns)
     }
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
     mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    return exhausted;
 }
 
 /* Puts the next token of a decode into the batch; of all beams or of none. */
@@ -252,25 +257,34 @@ static void plan_prefill(mr_scheduler *s, mr_sequence *sequence, mr_batch_storag
     }
 }
 
-/* Takes waiting ones in, in order of arrival, as far as slots, blocks and tokens go. */
+/* Takes waiting ones in, as far as slots, blocks and tokens go. */
 static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage)
 {
-    for (uint32_t i = 0; i < s->waiting.count && s->tokens_left > 0; i++) {
-        mr_sequence *sequence = s->waiting.items[i];
-        if (mr_group_paused(sequence->group) || sequence->moving) {
-            continue; /* its reader, or the host tier, is behind: nobody waits for that */
+    uint32_t left = 0;
+    mr_fair_queue_begin(&s->fair, now_ns);
+    while (s->tokens_left > 0 && s->n_free_slots > 0) {
+        mr_sequence *sequence = mr_fair_queue_next(&s->fair, &s->waiting);
+        if (sequence == NULL) {
+            break;
         }
         const mr_admission admission = mr_scheduler_admit(s, sequence, now_ns);
         if (admission == MR_ADMIT_LATER) {
-            break;
-        }
-        if (admission == MR_ADMIT_NEVER) {
+            mr_fair_queue_pass_over(&s->fair, sequence);
+        } else if (admission == MR_ADMIT_NEVER) {
             end_outgrown(s, sequence, now_ns);
-        } else if (!sequence->moving) {
-            plan_prefill(s, sequence, storage);
+            left++;
+        } else {
+            mr_fair_queue_admitted(&s->fair, sequence);
+            if (!sequence->moving) {
+                plan_prefill(s, sequence, storage);
+            }
+            left++;
         }
     }
-    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    if (left > 0) {
+        mr_pace_moved(&s->pace, left, now_ns);
+        mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    }
 }
 
 /* Chunks of the resident sequences, then of those that can be admitted. */
@@ -362,12 +376,14 @@ bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *stora
         return false;
     }
     const uint64_t preemptions = s->stats.preemptions;
-    grow_decodes(s, now_ns);
+    const bool short_of_blocks = grow_decodes(s, now_ns);
     plan_decodes(s, storage);
     const uint64_t since_prefill = s->stats.steps + 1 - s->last_prefill_step;
     if (s->n_planned == 0 || since_prefill >= s->options.prefill_interval) {
-        /* Blocks that were just taken from one are not for another to fill. */
-        plan_prefills(s, now_ns, s->stats.preemptions == preemptions, storage);
+        /* Blocks that were just taken from one, or that one waits for, are not for another to
+         * fill. */
+        const bool admit = s->stats.preemptions == preemptions && !short_of_blocks;
+        plan_prefills(s, now_ns, admit, storage);
     }
     if (s->n_planned == 0) {
         guard_against_stall(s, now_ns, wake_ns);

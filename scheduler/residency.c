@@ -2,7 +2,8 @@
 /*
  * Who has a slot and blocks. Why everybody ends: a sequence that was preempted max_preemptions
  * times comes back only with the blocks of its whole remaining life, needs nothing more and is
- * preempted no more; of the others the oldest takes from the newer ones; and one that runs alone
+ * preempted no more; of the others the one with the best claim (priority, then arrival) takes from
+ * those with a worse one; and one that runs alone
  * and has the whole pool is ended if that is not enough. The beams of a search come and go
  * together and count as one sequence here.
  *
@@ -11,6 +12,7 @@
  */
 #include "base/log.h"
 #include "scheduler/internal.h"
+#include "scheduler/prefix.h"
 #include "scheduler/swap.h"
 
 bool mr_scheduler_protects(const mr_scheduler *s, const mr_sequence *sequence)
@@ -65,10 +67,18 @@ void mr_scheduler_release(mr_scheduler *s, mr_sequence *sequence)
 void mr_scheduler_enter(mr_scheduler *s, mr_sequence *sequence)
 {
     mr_group *group = sequence->group;
+    mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_RUNNING;
     s->n_groups_running += group->n_running == 0;
     group->n_running++;
     mr_sequence_list_insert(&s->running, sequence);
+}
+
+void mr_scheduler_queue(mr_scheduler *s, mr_sequence *sequence)
+{
+    sequence->state = MR_SEQUENCE_WAITING;
+    mr_fair_queue_return(&s->fair, sequence);
+    mr_sequence_list_insert(&s->waiting, sequence);
 }
 
 /* Blocks that a sequence comes in with, and those of each further beam: the prompt's full blocks
@@ -114,7 +124,8 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
 {
     const uint32_t members = n_members(sequence);
     demand d = demand_of(s, sequence, mr_scheduler_protects(s, sequence));
-    if (d.all > s->total_blocks) {
+    const bool alone = d.all > s->total_blocks;
+    if (alone) {
         /* It will have the pool to itself, and end when it outgrows that. */
         d = demand_of(s, sequence, false);
         d.free = s->total_blocks;
@@ -123,10 +134,19 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         return MR_ADMIT_NEVER;
     }
     d.free = d.free > s->total_blocks ? s->total_blocks : d.free;
-    if (s->n_free_slots < members || mr_block_pool_available(s->pool) < d.free) {
+    if (s->n_free_slots < members ||
+        (alone && mr_block_pool_available(s->pool) < s->total_blocks)) {
+        return MR_ADMIT_LATER; /* also blocks that it would find and share are another's */
+    }
+    /* Into the table of the slot that it would get. */
+    uint32_t *blocks = s->tables + (size_t)s->free_slots[s->n_free_slots - 1] * s->max_blocks;
+    const mr_prefix_hits hits = mr_scheduler_prefix_find(s, sequence, blocks);
+    if (mr_block_pool_available(s->pool) - hits.idle < d.free - hits.count) {
         return MR_ADMIT_LATER;
     }
-    mr_scheduler_take(s, sequence, 0, (uint32_t)d.first);
+    mr_scheduler_prefix_take(s, sequence, &hits, blocks);
+    mr_scheduler_take(s, sequence, hits.count, (uint32_t)d.first - hits.count);
+    sequence->first_block = 0;
     for (uint32_t i = 1; i < members; i++) {
         mr_scheduler_take(s, &sequence[i], sequence->request->n_prompt / s->block_size,
                           (uint32_t)d.further);
@@ -148,8 +168,7 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
     const uint32_t lost = kept ? 0 : victim->n_computed;
     const uint32_t before = s->total_blocks - mr_block_pool_available(s->pool);
     mr_scheduler_release(s, victim);
-    victim->state = MR_SEQUENCE_WAITING;
-    mr_sequence_list_insert(&s->waiting, victim);
+    mr_scheduler_queue(s, victim);
     victim->preemptions++;
     victim->request->usage.preemptions++;
     s->stats.preemptions++;
@@ -163,11 +182,15 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
                   s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
 }
 
-/* A paused one, which could not use its blocks now, else the newest that came after running[index].
- * NULL when there is none. */
+/* A paused one, which could not use its blocks now, else of those with a worse claim than
+ * running[index] the one with the worst: the lowest priority, then the newest. NULL when there is
+ * none. */
 static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
 {
-    mr_sequence *newest = NULL;
+    mr_sequence *worst = NULL;
+    /* A protected one lacks blocks only if its whole life is more than the pool. It came in when
+     * nobody else was there; who came after it, whatever the claim, gives way. */
+    const bool from_all = mr_scheduler_protects(s, s->running.items[index]);
     for (uint32_t i = s->running.count; i-- > 0;) {
         mr_sequence *sequence = s->running.items[i];
         if (i == index || sequence->state != MR_SEQUENCE_RUNNING || sequence->moving ||
@@ -177,11 +200,11 @@ static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
         if (mr_group_paused(sequence->group)) {
             return sequence;
         }
-        if (newest == NULL && i > index) {
-            newest = sequence;
+        if (worst == NULL && (i > index || from_all)) {
+            worst = sequence;
         }
     }
-    return newest;
+    return worst;
 }
 
 /* Live members: those that have tokens to compute. */

@@ -57,6 +57,7 @@ bool mr_swap_out(mr_scheduler *s, mr_sequence *victim)
         return false;
     }
     victim->n_kept = victim->n_computed;
+    victim->kept_epoch = victim->prefix_epoch;
     set_moving(s, victim, state == MR_HOST_MOVING);
     s->stats.swapped_out++;
     return true;
@@ -76,6 +77,8 @@ void mr_swap_forget(mr_scheduler *s, mr_sequence *sequence)
 static void complete(mr_scheduler *s, mr_sequence *sequence)
 {
     sequence->n_computed = sequence->n_kept;
+    /* What was computed before a reset is registered no more than if it had stayed (X4). */
+    sequence->prefix_epoch = sequence->kept_epoch;
     s->stats.swapped_in++;
     mr_swap_forget(s, sequence);
 }
@@ -85,8 +88,7 @@ static void evict(mr_scheduler *s, mr_sequence *sequence)
 {
     mr_swap_forget(s, sequence);
     mr_scheduler_release(s, sequence);
-    sequence->state = MR_SEQUENCE_WAITING;
-    mr_sequence_list_insert(&s->waiting, sequence);
+    mr_scheduler_queue(s, sequence);
 }
 
 void mr_swap_in(mr_scheduler *s, mr_sequence *sequence)

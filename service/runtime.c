@@ -19,7 +19,8 @@ struct mr_runtime {
     mr_backend *backend;
     mr_weights *weights;
     mr_exec *exec;
-    mr_engine *engine; /* NULL without one */
+    mr_engine *engine;            /* NULL without one */
+    mr_prefix_identity *identity; /* NULL: nothing is cached */
     mr_exec_options exec_options;
     mr_backend_info backend_info;
     char name[sizeof(((mr_config *)0)->served_model_name)];
@@ -153,6 +154,12 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
                 .max_seq_length = config->max_seq_length,
                 .max_queue = config->max_queue_requests,
                 .max_preemptions = config->max_preemptions,
+                .fair =
+                    {
+                        .ageing_ns = config->priority_ageing_ms * MR_NS_PER_MS,
+                        .max_overtakes = config->max_overtakes,
+                        .overtake_ns = config->overtake_timeout_ms * MR_NS_PER_MS,
+                    },
                 .prefill_interval = config->prefill_interval,
                 .batch_timeout_ns = config->batch_timeout_ms * MR_NS_PER_MS,
                 .slow_reader_timeout_ns = config->slow_reader_timeout_ms * MR_NS_PER_MS,
@@ -166,9 +173,19 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .n_blocks = runtime->exec_options.n_blocks,
         .host_memory = config->kv_host_memory,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
+        .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
         .clock = mr_clock_monotonic(),
     };
-    return mr_engine_create(&options, runtime->exec, &runtime->engine, err);
+    MR_TRY(mr_engine_create(&options, runtime->exec, &runtime->engine, err));
+    const mr_prefix_identity_options identity = {
+        .config = config,
+        .model = runtime->model,
+        .plan = runtime->plan,
+        .backend = &runtime->backend_info,
+        .engine = runtime->engine,
+    };
+    return options.prefix_caching ? mr_prefix_identity_create(&identity, &runtime->identity, err)
+                                  : MR_OK;
 }
 
 static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
@@ -218,6 +235,7 @@ void mr_runtime_close(mr_runtime *runtime)
     if (runtime == NULL) {
         return;
     }
+    mr_prefix_identity_destroy(runtime->identity);
     if (runtime->engine != NULL) {
         mr_engine_destroy(runtime->engine);
     }
@@ -274,7 +292,27 @@ const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime)
     return &runtime->exec_options;
 }
 
+mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime)
+{
+    return runtime->identity;
+}
+
+bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
+                            mr_prefix_root *out)
+{
+    if (runtime->identity == NULL) {
+        return false;
+    }
+    mr_prefix_identity_root(runtime->identity, tenant, salt->data, salt->size, out);
+    return true;
+}
+
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime)
 {
     return &runtime->backend_info;
+}
+
+mr_status mr_runtime_ceilings(mr_runtime *runtime, uint64_t bytes, mr_ceilings *out, mr_error *err)
+{
+    return runtime->backend->vt->ceilings(runtime->backend, bytes > 0 ? bytes : 1, out, err);
 }

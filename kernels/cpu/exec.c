@@ -122,7 +122,8 @@ static bool make_ropes(mr_cpu_exec *exec)
             return false;
         }
         for (uint64_t j = 0; j < exec->options.max_context * pairs; j++) {
-            const double angle = (double)(j / pairs) * (double)rope->inv_freq[j % pairs];
+            const uint64_t position = j / pairs;
+            const double angle = (double)position * (double)rope->inv_freq[j % pairs];
             table->cos[j] = (float)(cos(angle) * (double)rope->attention_factor);
             table->sin[j] = (float)(sin(angle) * (double)rope->attention_factor);
         }

@@ -177,6 +177,9 @@ typedef struct mr_fast_kernels {
     void (*widen)(const mr_fast_widen *job);
     /* To F32, F16 or BF16, rounded to nearest even. */
     void (*narrow)(mr_dtype dtype, const float *from, void *to, uint32_t count);
+    /* Multiplies bytes in registers, `rounds` times what the registers hold, with the instruction
+     * that `linear` uses; returns the operations (2 a multiply-add). NULL: nothing to measure. */
+    uint64_t (*burst)(uint32_t rounds, uint32_t *sink);
     /* mr_kv_quantize() bit for bit, but for the codes of what is not finite. */
     float (*quantize_kv)(const float *from, int8_t *codes, uint32_t count);
 } mr_fast_kernels;

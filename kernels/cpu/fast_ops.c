@@ -86,6 +86,7 @@ static grid make_grid(const mr_cpu_exec *exec, const mr_op_linear *linear, uint3
     for (uint32_t part = 0; part < linear->parts; part++) {
         g.strips += strips_of(exec->weights->items[linear->weight[part]].n);
     }
+    MR_CHECK(g.strips > 0);
     while (threads > 1 && (uint64_t)g.strips * g.chunks < (uint64_t)UNITS_A_THREAD * threads &&
            rows / (2 * g.chunks) >= MIN_CHUNK_ROWS) {
         g.chunks *= 2;

@@ -110,6 +110,7 @@ void mr_cpu_ref_norm(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, 
             .epsilon = norm->epsilon,
             .n = width,
         };
+        MR_CHECK(r.gain != NULL);
         if (norm->kind == MR_NORM_RMS) {
             rms_norm(&r);
         } else {

@@ -19,6 +19,7 @@ COUNTERS = """
 millrace_requests_started_total millrace_requests_finished_total millrace_requests_rejected_total
 millrace_requests_refused_total millrace_requests_corrupted_total millrace_prompt_tokens_total
 millrace_generated_tokens_total millrace_preemptions_total millrace_engine_step_seconds_total
+millrace_prefix_cache_queried_tokens_total millrace_prefix_cache_found_tokens_total
 process_cpu_seconds_total millrace_preemptions_swapped_total millrace_swaps_resumed_total
 millrace_kv_host_copied_blocks_total millrace_kv_transfers_total
 vllm:num_preemptions_total vllm:prompt_tokens_total vllm:prompt_tokens_cached_total vllm:generation_tokens_total
@@ -42,7 +43,8 @@ vllm:iteration_tokens_total vllm:time_to_first_token_seconds vllm:inter_token_la
 vllm:request_time_per_output_token_seconds vllm:e2e_request_latency_seconds vllm:request_queue_time_seconds
 vllm:request_inference_time_seconds vllm:request_prefill_time_seconds vllm:request_decode_time_seconds
 vllm:request_prompt_tokens vllm:request_generation_tokens vllm:request_prefill_kv_computed_tokens
-vllm:request_params_n vllm:request_params_max_tokens
+vllm:request_params_n vllm:request_params_max_tokens vllm:request_max_num_generation_tokens
+vllm:request_num_preemptions
 """.split()
 # Labels beyond model_name and engine, which the vllm: families have.
 LABELS = {
@@ -138,7 +140,8 @@ def test_labels_are_a_fixed_set_I4(measured):
     ("vllm:request_prefill_time_seconds", PHASE), ("vllm:request_decode_time_seconds", PHASE),
     ("vllm:request_prompt_tokens", COUNTS), ("vllm:request_generation_tokens", COUNTS),
     ("vllm:request_params_max_tokens", COUNTS), ("vllm:request_params_n", [1, 2, 5, 10, 20]),
-    ("vllm:iteration_tokens_total", STEPS)])
+    ("vllm:request_max_num_generation_tokens", COUNTS),
+    ("vllm:request_num_preemptions", [0, 1, 2, 5, 10, 20, 50, 100]), ("vllm:iteration_tokens_total", STEPS)])
 def test_buckets(measured, name, bounds):
     buckets = {float(dict(labels)["le"]): value for labels, value in Scrape(measured.metrics).all(name + "_bucket").items()}
     assert sorted(buckets) == [*bounds, float("inf")]
@@ -167,6 +170,8 @@ def test_counts_after_known_requests(measured):
     assert grown(after, "vllm:request_generation_tokens_sum", **model) == sum(lengths)
     assert grown(after, "vllm:request_params_n_sum", **model) == 3
     assert grown(after, "vllm:request_params_max_tokens_sum", **model) == sum(lengths)
+    assert grown(after, "vllm:request_max_num_generation_tokens_sum", **model) == sum(lengths)
+    assert grown(after, "vllm:request_num_preemptions_bucket", le="0", **model) == 3
     # Each step was counted with its tokens: 4 of a prompt, then one at a time.
     assert grown(after, "vllm:iteration_tokens_total_sum", **model) == 12 + sum(lengths) - 3
     assert grown(after, "vllm:iteration_tokens_total_count", **model) == sum(lengths)

@@ -321,8 +321,9 @@ static void test_rotate_values(void **state)
             uint64_t seed = d;
             for (uint32_t i = 0; i < 72; i++) {
                 before[i] = x[i] = tiny_uniform(&seed, -2.0f, 2.0f);
-                c[i / 2] = cosf((float)(i / 2));
-                s[i / 2] = sinf((float)(i / 2));
+                const uint32_t pair = i / 2;
+                c[pair] = cosf((float)pair);
+                s[pair] = sinf((float)pair);
             }
             tables[t].kernels->rotate(halves ? MR_ROPE_HALVES : MR_ROPE_INTERLEAVED, x, c, s, n);
             for (uint32_t i = 0; i < n / 2; i++) {

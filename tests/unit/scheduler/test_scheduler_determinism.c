@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The determinism contract, through the scheduler and the CPU backend: what a request gets,
- * logprobs bit by bit, is what it gets alone, whatever the neighbours, chunks, threads, preemptions
- * by recompute or by swap, and the number of choices.
+ * logprobs bit by bit, is what it gets alone, whatever the neighbours, chunks, threads,
+ * preemptions by recompute or by swap, the number of choices, and what of its tokens was found in
+ * the prefix cache.
  */
 #include "base/log.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -112,8 +113,9 @@ typedef struct server {
     mr_batch_storage *storage;
     mr_sink sink;
     uint64_t now_ns;
-    mr_request *requests[ASKS + NEIGHBOURS];
-    answer answers[ASKS + NEIGHBOURS];
+    mr_request *requests[3 * ASKS + NEIGHBOURS];
+    answer answers[3 * ASKS + NEIGHBOURS];
+    const mr_prefix_root *root; /* NULL: no prefix caching */
     uint32_t n_requests;
 } server;
 
@@ -125,6 +127,9 @@ static struct {
     uint32_t preemptions;
     uint32_t swapped_in;
     uint32_t copies;
+    uint32_t hits;             /* requests that found something */
+    uint32_t mid_prefill;      /* that found what another was still computing the rest of */
+    uint32_t preempted_cached; /* preemptions with prefix caching */
 } seen;
 
 typedef struct setting {
@@ -136,7 +141,10 @@ typedef struct setting {
     uint32_t n_blocks;
     mr_dtype kv_dtype;
     bool swaps; /* has a host tier */
+    bool cached;
 } setting;
+
+static const mr_prefix_root root = {.hash = {{1, 2, 3}}, .block_size = BLOCK_SIZE};
 
 static void ignore_news(mr_sink *sink, mr_request *const *requests, uint32_t count)
 {
@@ -193,6 +201,10 @@ static void server_open(server *s, const tiny_plan *tiny, const setting *how)
         open_tier(s, tiny, how);
     }
     options.host_tier = s->tier;
+    if (how->cached) {
+        assert_int_equal(mr_block_pool_enable_cache(s->pool), MR_OK);
+        s->root = &root;
+    }
     assert_int_equal(mr_scheduler_create(&options, s->pool, &s->scheduler, &err), MR_OK);
     assert_int_equal(mr_batch_storage_create(&limits, &s->storage), MR_OK);
 }
@@ -203,6 +215,7 @@ static void server_close(server *s)
     mr_scheduler_stats_get(s->scheduler, &stats);
     seen.preemptions += (uint32_t)stats.preemptions;
     seen.swapped_in += (uint32_t)stats.swapped_in;
+    seen.preempted_cached += s->root != NULL ? (uint32_t)stats.preemptions : 0;
     assert_int_equal(stats.blocks.live, 0);
     assert_int_equal(stats.host.owned, 0);
     mr_scheduler_destroy(s->scheduler);
@@ -228,6 +241,7 @@ static void server_add(server *s, const ask *a, uint32_t vocab)
         .params = a->params,
         .deadline_ns = MR_NEVER,
         .sink = &s->sink,
+        .prefix = s->root,
     };
     mr_request *request = NULL;
     assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
@@ -248,6 +262,22 @@ static void count_batch(const mr_batch *batch, size_t copies)
     seen.copies += (uint32_t)copies;
 }
 
+/* Requests that just came in on blocks of one whose prompt is not done yet. */
+static void count_mid_prefill(const server *s)
+{
+    for (uint32_t i = 0; i < s->n_requests; i++) {
+        const mr_request *new = s->requests[i];
+        if (new == NULL || new->usage.scheduled_ns != s->now_ns || new->usage.cached_tokens == 0) {
+            continue;
+        }
+        for (uint32_t k = 0; k < s->n_requests; k++) {
+            const mr_request *old = s->requests[k];
+            seen.mid_prefill += old != NULL && k != i && old->key == new->key &&
+                                old->usage.scheduled_ns != 0 && old->usage.first_token_ns == 0;
+        }
+    }
+}
+
 static void server_step(server *s)
 {
     uint64_t wake_ns;
@@ -259,6 +289,7 @@ static void server_step(server *s)
         const mr_batch *batch = mr_batch_get(s->storage);
         const mr_block_copy *copies = mr_scheduler_copies(s->scheduler, &n_copies);
         count_batch(batch, n_copies);
+        count_mid_prefill(s);
         assert_int_equal(s->exec->vt->copy_blocks(s->exec, copies, n_copies, &err), MR_OK);
         if (mr_exec_run(s->exec, batch, &output, &err) != MR_OK) {
             fail_msg("%s", err.message);
@@ -268,11 +299,20 @@ static void server_step(server *s)
     mr_scheduler_publish(s->scheduler);
 }
 
+static void count_hits(const mr_request *request)
+{
+    const uint32_t most = (request->n_prompt - 1) / BLOCK_SIZE * BLOCK_SIZE;
+    const uint32_t cached = request->usage.cached_tokens;
+    assert_true(cached <= most && (cached == 0 || !request->params.prompt_logprobs));
+    seen.hits += cached > 0;
+}
+
 static void server_read(server *s)
 {
     for (uint32_t i = 0; i < s->n_requests; i++) {
         if (s->requests[i] != NULL && take_events(s->requests[i], &s->answers[i])) {
             assert_int_equal(s->requests[i]->error.status, MR_OK);
+            count_hits(s->requests[i]);
             mr_request_unref(s->requests[i]);
             s->requests[i] = NULL;
         }
@@ -338,6 +378,20 @@ static void compare(const answer *alone, const answer *found, uint32_t number, u
     }
 }
 
+/* Everything twice more, while some of it runs: what those have computed is found, also of a
+ * prompt that is not done yet. */
+static void again(const tiny_plan *tiny, const uint32_t *order, bool forget)
+{
+    if (forget) {
+        (void)mr_scheduler_reset_prefix_cache(world.scheduler, 0);
+    }
+    for (uint32_t i = 0; i < 2 * ASKS; i++) {
+        server_add(&world, &asks[order[i / 2]], tiny->dims.vocab);
+        server_step(&world);
+        server_read(&world);
+    }
+}
+
 static void run_world(const tiny_plan *tiny, const setting *base, uint32_t number,
                       const answer *alone)
 {
@@ -347,12 +401,13 @@ static void run_world(const tiny_plan *tiny, const setting *base, uint32_t numbe
     const setting how = {
         .isa = base->isa,
         .kv_dtype = base->kv_dtype,
-        .swaps = number % 4 == 0,
+        .swaps = number % 8 == 0 || number % 8 == 6, /* with prefix caching, and without */
         .threads = 1 + number % 3,
         .max_batch_size = pick(&state, 3, 9),
         .max_batch_tokens = budgets[number % 8],
         .max_rows = pick(&state, 0, 70),
         .n_blocks = number % 2 == 0 ? 20 : 120,
+        .cached = number % 4 < 2,
     };
     for (uint32_t i = 0; i < ASKS; i++) {
         order[i] = i;
@@ -372,11 +427,15 @@ static void run_world(const tiny_plan *tiny, const setting *base, uint32_t numbe
             add_neighbour(&state, tiny->dims.vocab);
         }
     }
+    again(tiny, order, number % 8 < 4);
     server_run(&world);
     uint32_t at = 0;
     for (uint32_t i = ASKS; i > 0; i--) {
         compare(&alone[order[i - 1]], &world.answers[at], number, order[i - 1]);
         at += i <= NEIGHBOURS ? 2 : 1;
+    }
+    for (uint32_t i = 0; i < 2 * ASKS; i++) {
+        compare(&alone[order[i / 2]], &world.answers[at++], number, order[i / 2]);
     }
     server_close(&world);
 }
@@ -393,6 +452,9 @@ static void expect_contract(const tiny_plan *tiny, mr_cpu_isa isa, mr_dtype kv_d
     assert_true(seen.preemptions > WORLDS / 2);
     assert_true(seen.swapped_in > WORLDS / 6);
     assert_true(seen.copies > WORLDS);
+    assert_true(seen.hits > 2 * WORLDS);
+    assert_true(seen.mid_prefill > WORLDS / 4);
+    assert_true(seen.preempted_cached > WORLDS / 4);
     free(alone);
 }
 

@@ -25,6 +25,7 @@
 #define MAX_TOKENS    40u
 #define MAX_PROMPT    40u
 #define MAX_CHOICES   6u
+#define FAMILIES      2u /* prompts that begin alike */
 #define SLOW_LIMIT_MS 60u
 
 typedef enum reader {
@@ -57,6 +58,9 @@ typedef struct world {
     scripted_random random;
     client clients[CLIENTS];
     mr_tokenizer *tokenizer;
+    uint32_t families[FAMILIES][MAX_PROMPT];
+    mr_prefix_root roots[2];
+    bool cached;
     uint32_t total_blocks;
     uint32_t arrived;
     uint32_t ended;
@@ -73,6 +77,7 @@ typedef struct tally {
     uint32_t time_limits;
     uint32_t several; /* requests of several choices that went to their end */
     uint32_t searches;
+    uint64_t prefix_hits;
 } tally;
 
 static tally seen;
@@ -109,11 +114,21 @@ static void world_open(world *w, uint32_t number)
     };
     w->total_blocks = draw(w, 2, 24);
     const uint32_t block_size = draw(w, 1, 5);
-    /* Worlds without a tier stay as they were drawn before there was one. */
-    const uint32_t host_blocks = number % 2 == 0 ? 0 : draw(w, 1, 40);
+    /* Half of the worlds that cache prefixes, and half of those that do not, have a host tier. */
+    const uint32_t host_blocks = number % 4 < 2 ? 0 : 1 + number * 7 % 40;
     rig_open_swapping(&w->r, &options, block_size, w->total_blocks + 1, host_blocks);
     w->r.exec.real_top = true;
-    w->r.exec.transfers.cannot_stop = number % 8 == 3;
+    w->r.exec.transfers.cannot_stop = number % 16 > 13;
+    w->cached = number % 2 == 1;
+    if (w->cached) {
+        assert_int_equal(mr_block_pool_enable_cache(w->r.pool), MR_OK);
+    }
+    for (uint32_t i = 0; i < FAMILIES * MAX_PROMPT; i++) {
+        w->families[i / MAX_PROMPT][i % MAX_PROMPT] = scripted_draw(&w->random, 40);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        w->roots[i] = (mr_prefix_root){.hash = {{(uint8_t)i}}, .block_size = block_size};
+    }
 }
 
 static mr_request_params draw_params(world *w)
@@ -187,6 +202,9 @@ static void arrive(world *w, client *c)
     for (uint32_t i = 0; i < n_prompt; i++) {
         prompt[i] = scripted_draw(&w->random, w->r.options.vocab_size);
     }
+    const uint32_t *family = w->families[draw(w, 0, FAMILIES - 1)];
+    const uint32_t common = chance(w, 2) ? n_prompt : draw(w, 0, n_prompt);
+    memcpy(prompt, family, common * sizeof(*family));
     stops[0] = draw(w, 8, 39);
     stops[1] = draw(w, 8, 39);
     memset(c, 0, sizeof(*c));
@@ -203,6 +221,7 @@ static void arrive(world *w, client *c)
         .deadline_ns = chance(w, 6) ? w->r.now_ns + draw(w, 0, 80) * MS : MR_NEVER,
         .sink = &w->r.sink,
         .ring_capacity = chance(w, 2) ? 0 : draw(w, 1, 8),
+        .prefix = chance(w, 8) ? NULL : &w->roots[chance(w, 4)],
     };
     assert_int_equal(mr_request_create(&spec, &c->request, NULL), MR_OK);
     expect_of(w, c);
@@ -382,7 +401,7 @@ static void check_residents(const world *w)
         const mr_sequence *sequence = s->running.items[i];
         const uint32_t members = sequence->group->beams != NULL ? sequence->group->n_sequences : 1;
         assert_int_equal(sequence->state, MR_SEQUENCE_RUNNING);
-        assert_true(i == 0 || s->running.items[i - 1]->ticket < sequence->ticket);
+        assert_true(i == 0 || mr_sequence_outranks(s->running.items[i - 1], sequence));
         n_slots += members;
         for (uint32_t m = 0; m < members; m++) {
             count_blocks(w, &sequence[m], slots, held);
@@ -433,6 +452,9 @@ static void world_step(world *w, bool arrivals)
             c->cancelled = true;
         }
     }
+    if (chance(w, 100)) {
+        (void)mr_scheduler_reset_prefix_cache(w->r.scheduler, 0);
+    }
     if (!rig_step(&w->r, NULL)) {
         /* It must know when to come back if it has anything to do. */
         assert_true(mr_scheduler_idle(w->r.scheduler) || w->r.wake_ns != MR_NEVER);
@@ -473,6 +495,7 @@ static void world_run(uint32_t number)
     seen.transfers_failed += (uint32_t)stats.host.failed;
     seen.transfers_timed_out += (uint32_t)stats.host.timed_out;
     seen.copies += w.r.exec.n_copies;
+    seen.prefix_hits += stats.prefix_hits;
     rig_close(&w.r);
     mr_tokenizer_destroy(w.tokenizer);
 }
@@ -493,6 +516,7 @@ test_scheduler_random_worlds_end_every_request_once_M1_C3_C5_C7_T1_T2_T3_T6(void
     assert_true(seen.several > WORLDS);
     assert_true(seen.searches > WORLDS / 2);
     assert_true(seen.time_limits > 0);
+    assert_true(seen.prefix_hits > 10 * WORLDS);
 }
 
 int main(void)
