@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
 #include "scheduler/prefix.h"
+#include "scheduler/swap.h"
 
 /* A token that the step drew, with what was asked about it. */
 typedef struct drawn {
@@ -159,6 +160,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         part->sequence->n_computed += part->tokens;
     }
     count_step(s, tokens);
+    mr_swap_measure(s, tokens, now_ns);
     uint32_t row = 0;
     for (uint32_t i = 0; i < s->n_planned; i++) {
         const mr_planned *part = &s->planned[i];

@@ -174,7 +174,8 @@ mr_sequence *mr_fair_queue_next(const mr_fair_queue *queue)
         const mr_fair_entry *entry = &queue->entries[i];
         /* The sequence itself is looked at last: few get that far. */
         if ((best == NULL || precedes(queue, entry, best)) &&
-            !mr_group_paused(entry->sequence->group) && !was_passed_over(queue, entry->sequence)) {
+            !mr_group_paused(entry->sequence->group) && !entry->sequence->moving &&
+            !was_passed_over(queue, entry->sequence)) {
             best = entry;
         }
     }

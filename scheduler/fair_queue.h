@@ -81,8 +81,8 @@ void mr_fair_queue_serve(mr_fair_queue *queue, mr_sequence *sequence, uint32_t f
 
 /* Begins a round of choosing. */
 void mr_fair_queue_begin(mr_fair_queue *queue, uint64_t now_ns);
-/* Who is next; NULL: nobody may come in now. Paused ones are left out: nobody waits for their
- * readers. */
+/* Who is next; NULL: nobody may come in now. Paused ones are left out, as nobody waits for their
+ * readers, and those that move to the host tier. */
 mr_sequence *mr_fair_queue_next(const mr_fair_queue *queue);
 /* The chosen one does not fit; others may still, see mr_fair_queue_next. */
 void mr_fair_queue_pass_over(mr_fair_queue *queue, mr_sequence *sequence);

@@ -8,6 +8,7 @@
  *   pace.c       how fast the queue moves
  *   plan.c       who runs, and how much of it
  *   residency.c  slots and blocks: admit, grow, preempt
+ *   swap.c       what is preempted, in the host tier (swap.h)
  *   prefix.c     blocks that the prefix cache has (prefix.h)
  *   rows.c       rows of the batch, and their parameters
  *   apply.c      tokens of the finished step
@@ -83,13 +84,16 @@ struct mr_scheduler {
 
     uint64_t n_arrived; /* the last ticket */
     uint64_t window_ns; /* an idle scheduler gathers companions until then; 0: it does not */
-    uint64_t last_prefill_step; /* 0: none */
-    uint64_t last_ns;           /* the latest time seen */
-    uint32_t swept;             /* waiting ones that were looked at lately */
-    bool swept_all;             /* the last plan looked at all of them */
-    bool planned_none;          /* the last plan gave no step */
-    uint32_t empty_plans;       /* in a row, though something runs and nothing is waited for */
-    mr_scheduler_stats stats;   /* counters; gauges are filled when asked for */
+    uint64_t last_prefill_step;  /* 0: none */
+    uint64_t last_ns;            /* the latest time seen */
+    uint32_t swept;              /* waiting ones that were looked at lately */
+    bool swept_all;              /* the last plan looked at all of them */
+    bool planned_none;           /* the last plan gave no step */
+    uint32_t n_moving;           /* sequences that move to or from the host tier */
+    uint64_t planned_ns;         /* when the step was planned */
+    double prefill_ns_per_token; /* measured; 0: not yet */
+    uint32_t empty_plans;        /* in a row, though something runs and nothing is waited for */
+    mr_scheduler_stats stats;    /* counters; gauges are filled when asked for */
 };
 
 /* outbox.c */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
+#include "scheduler/swap.h"
 
 void mr_scheduler_announce(mr_scheduler *s, mr_group *group)
 {
@@ -32,6 +33,7 @@ void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint
 void mr_scheduler_settle(mr_scheduler *s, mr_sequence *sequence, mr_finish finish, uint64_t now_ns)
 {
     mr_scheduler_release(s, sequence);
+    mr_swap_forget(s, sequence);
     mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_ENDED;
     mr_scheduler_close(s, sequence->group, finish, mr_sequence_generated(sequence), now_ns);

@@ -8,6 +8,7 @@
 #include "base/checked.h"
 #include "base/log.h"
 #include "scheduler/internal.h"
+#include "scheduler/swap.h"
 
 /* How often the ring of a paused sequence is looked at while nothing else runs. */
 #define PAUSED_POLL_NS (5 * MR_NS_PER_MS)
@@ -209,15 +210,17 @@ static void end_outgrown(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns
  * there is one. */
 static bool grow_decodes(mr_scheduler *s, uint64_t now_ns)
 {
-    bool exhausted = false; /* what a better one could not get, a worse one cannot either */
-    for (uint32_t i = 0; i < s->running.count && !exhausted; i++) {
+    /* What a better one could not get, a worse one cannot either, but for a protected one. */
+    bool exhausted = false;
+    for (uint32_t i = 0; i < s->running.count; i++) {
         mr_sequence *sequence = s->running.items[i];
         if (sequence->state != MR_SEQUENCE_RUNNING || mr_group_paused(sequence->group) ||
-            !decodes(sequence) || mr_scheduler_has_room(s, sequence) || mr_scheduler_grow(s, i)) {
+            !decodes(sequence) || mr_scheduler_has_room(s, sequence) ||
+            (exhausted && !mr_scheduler_protects(s, sequence)) || mr_scheduler_grow(s, i)) {
             continue;
         }
         exhausted = true;
-        if (runs_alone(s)) {
+        if (runs_alone(s) && !mr_swap_moving(s)) {
             end_outgrown(s, sequence, now_ns);
         }
     }
@@ -306,7 +309,9 @@ static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *
             left++;
         } else {
             mr_fair_queue_admitted(&s->fair, sequence);
-            plan_prefill(s, sequence, storage);
+            if (!sequence->moving) {
+                plan_prefill(s, sequence, storage);
+            }
             left++;
         }
     }
@@ -322,7 +327,7 @@ static void plan_prefills(mr_scheduler *s, uint64_t now_ns, bool admit, mr_batch
     const uint32_t before = s->n_planned;
     for (uint32_t i = 0; i < s->running.count && s->tokens_left > 0; i++) {
         mr_sequence *sequence = s->running.items[i];
-        if (!mr_group_paused(sequence->group) && !decodes(sequence)) {
+        if (!mr_group_paused(sequence->group) && !sequence->moving && !decodes(sequence)) {
             plan_prefill(s, sequence, storage);
         }
     }
@@ -360,6 +365,10 @@ static const mr_sequence *find_stuck(const mr_scheduler *s)
 static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
 {
     const mr_sequence *stuck = find_stuck(s);
+    if (mr_swap_moving(s)) {
+        *wake_ns = mr_min_u64(*wake_ns, mr_time_add(now_ns, MR_SWAP_POLL_NS));
+        stuck = NULL;
+    }
     if (stuck == NULL) {
         s->empty_plans = 0;
         return;
@@ -395,6 +404,7 @@ static bool plan_step(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storag
     s->last_ns = now_ns;
     reset_budget(s);
     *wake_ns = MR_NEVER;
+    mr_swap_poll(s, now_ns);
     sweep_all(s, now_ns, wake_ns);
     if (gathering(s, now_ns, wake_ns)) {
         return false;

@@ -403,4 +403,7 @@ void mr_scheduler_stats_get(const mr_scheduler *s, mr_scheduler_stats *out)
     mr_block_pool_stats_get(s->pool, &out->blocks);
     const mr_prefix_index *index = mr_block_pool_index(s->pool);
     out->prefix_blocks = index == NULL ? 0 : mr_prefix_index_count(index);
+    if (s->options.host_tier != NULL) {
+        mr_host_tier_stats_get(s->options.host_tier, &out->host);
+    }
 }

@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "cache/block_pool.h"
+#include "cache/host_tier.h"
 #include "kernels/backend.h"
 #include "kernels/batch.h"
 #include "model/tokenizer.h"
@@ -45,6 +46,7 @@ typedef struct mr_scheduler_options {
     uint32_t n_eos;
     uint32_t vocab_size;
     const mr_tokenizer *tokenizer; /* borrows; NULL: requests with stop strings are refused */
+    mr_host_tier *host_tier; /* borrows until destroy; NULL: who is preempted is computed again */
 } mr_scheduler_options;
 
 #define MR_STEP_SIZES 13u /* upper bounds that steps are counted by */
@@ -69,7 +71,10 @@ typedef struct mr_scheduler_stats {
     uint64_t prefix_hits;      /* of them found */
     uint32_t prefix_blocks;    /* that the prefix index knows: cached ones, and live ones */
     uint64_t preempted_tokens; /* whose K/V was lost by them */
+    uint64_t swapped_out;      /* of them those whose K/V was kept in the host tier */
+    uint64_t swapped_in;       /* and those that went on with it */
     mr_block_pool_stats blocks;
+    mr_host_tier_stats host; /* zero without one */
 } mr_scheduler_stats;
 
 extern const uint32_t mr_step_size_bounds[MR_STEP_SIZES]; /* 1, 8, 16 … 16384 */

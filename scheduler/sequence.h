@@ -17,6 +17,7 @@
 #ifndef MILLRACE_SCHEDULER_SEQUENCE_H
 #define MILLRACE_SCHEDULER_SEQUENCE_H
 
+#include "cache/host_tier.h"
 #include "scheduler/request.h"
 
 typedef enum mr_sequence_state {
@@ -52,6 +53,10 @@ typedef struct mr_sequence {
     uint32_t history_sent; /* tokens of the history that the device's slot knows */
     uint32_t slot;
     uint32_t preemptions;
+    mr_host_handle kept;   /* its K/V in the host tier; 0: none. swap.h */
+    uint32_t n_kept;       /* tokens of that */
+    bool moving;           /* to or from there: it sits out steps */
+    uint64_t kept_epoch;   /* prefix_epoch then */
     mr_block_hash *hashes; /* borrows, [n_hashes] of the full blocks behind those of the prompt, as
                               they were registered; NULL with beams */
     uint32_t n_hashes;

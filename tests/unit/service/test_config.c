@@ -84,6 +84,7 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.block_size, 16);
     assert_int_equal(config.max_seq_length, 0);
     assert_int_equal(config.kv_cache_memory, 0);
+    assert_int_equal(config.kv_host_memory, 0);
 }
 
 static void test_config_keepalive_G1(void **state)
@@ -283,6 +284,10 @@ static void test_config_sizes(void **state)
         set_ok(&config, sizes[i].text);
         assert_true(config.kv_cache_memory == sizes[i].bytes);
     }
+    set_ok(&config, "kv_host_memory=2GiB");
+    assert_true(config.kv_host_memory == UINT64_C(2147483648));
+    set_ok(&config, "kv_host_memory=0");
+    assert_int_equal(config.kv_host_memory, 0);
     set_refused("kv_cache_memory=", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=4GB", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=-1", MR_INVALID_ARGUMENT, "such as 512MiB");
