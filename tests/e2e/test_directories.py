@@ -117,6 +117,16 @@ def test_random_weights_are_their_seed(millrace_bin, tmp_path):
     assert about["format"] == "random" and about["quantization"] == "F16" and about["tensors"] == []
 
 
+def test_what_a_request_leaves_out_is_the_models_own(millrace_bin, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 3, "top_p": 0.9}))
+    rows = [{}, {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0}, {"temperature": 1, "top_k": 0, "top_p": 1}]
+    asked = "".join(json.dumps({"prompt_ids": [5, 6, 7], "max_tokens": 24, "seed": 1, **row}) + "\n" for row in rows)
+    got = output(millrace_bin, "generate", "--model", tmp_path, "--set", "load_format=random", "--jsonl", stdin=asked)
+    drawn = [json.loads(line)["token_ids"] for line in got.splitlines()]
+    assert drawn[0] == drawn[1] and drawn[0] != drawn[2]
+
+
 def test_mistakes_with_directories_name_the_way_out(millrace_bin, tmp_path):
     done = run(millrace_bin, "inspect", tmp_path)
     assert done.returncode == 1 and "no config.json" in done.stderr
