@@ -9,7 +9,8 @@
 #include <string.h>
 #include <yajl/yajl_parse.h>
 
-#define NUMBER_BYTES 64u /* longer ones are nobody's */
+#define NUMBER_BYTES     64u /* longer ones are nobody's */
+#define FIRST_KEYS_BYTES 64u
 
 enum { CONTINUE = 1, STOP = 0 }; /* what yajl's callbacks answer */
 
@@ -194,13 +195,13 @@ mr_status mr_json_sax_parse(const void *data, size_t size, size_t max_bytes,
     p->data = data;
     p->size = size;
     p->err = err;
-    p->yajl = yajl_alloc(&callbacks, NULL, p);
-    mr_status status = MR_RESOURCE_EXHAUSTED;
+    mr_status status = mr_buffer_reserve(&p->path.keys, FIRST_KEYS_BYTES);
+    p->yajl = status == MR_OK ? yajl_alloc(&callbacks, NULL, p) : NULL;
     if (p->yajl != NULL) {
         status = run(p);
         yajl_free(p->yajl);
     } else {
-        (void)mr_fail(err, status, "no memory to parse JSON");
+        status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to parse JSON");
     }
     mr_buffer_deinit(&p->path.keys);
     free(p);
