@@ -185,7 +185,7 @@ static mr_status load_gguf(mr_model *model, const void *data, size_t size, const
     MR_TRY(model->arch->read_gguf(model->gguf, config, err));
     MR_TRY(mr_gguf_read_eos(model->gguf, config, err));
     MR_TRY(mr_gguf_read_tokenizer(model->gguf, config->vocab_size, &model->tokenizer, err));
-    MR_TRY(mr_gguf_read_chat(model->gguf, &model->chat, err));
+    MR_TRY(mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err));
     return try_plan(model, label, err);
 }
 
@@ -386,7 +386,7 @@ static mr_status load_text(mr_model *model, const char *path, bool directory, mr
     }
     MR_TRY(mr_gguf_create(model->map.data, model->map.size, &model->gguf, err));
     MR_TRY(mr_gguf_read_tokenizer(model->gguf, UINT32_MAX, &model->tokenizer, err));
-    return mr_gguf_read_chat(model->gguf, &model->chat, err);
+    return mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err);
 }
 
 mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
