@@ -7,6 +7,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
+#include "base/status.h"
+
 #define MR_SHA256_BYTES 32
 
 void mr_sha256(const void *data, size_t bytes, uint8_t out[MR_SHA256_BYTES]);
@@ -19,5 +21,19 @@ bool mr_sha256_equal(const uint8_t a[MR_SHA256_BYTES], const uint8_t b[MR_SHA256
 
 /* Lower-case hex with a terminating NUL. */
 void mr_sha256_hex(const uint8_t digest[MR_SHA256_BYTES], char out[2 * MR_SHA256_BYTES + 1]);
+
+/* HMAC-SHA-256 (RFC 2104). */
+void mr_hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t bytes,
+                    uint8_t out[MR_SHA256_BYTES]);
+
+/* For many digests one after another, each of one or more parts: after create nothing is
+ * allocated. One thread at a time. */
+typedef struct mr_hasher mr_hasher;
+
+MR_MUST_USE mr_status mr_hasher_create(mr_hasher **out);
+void mr_hasher_destroy(mr_hasher *hasher);
+void mr_hasher_begin(mr_hasher *hasher);
+void mr_hasher_add(mr_hasher *hasher, const void *data, size_t bytes);
+void mr_hasher_end(mr_hasher *hasher, uint8_t out[MR_SHA256_BYTES]);
 
 #endif

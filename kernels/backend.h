@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "kernels/batch.h"
 #include "kernels/dtype.h"
+#include "kernels/kv_layout.h"
 #include "kernels/plan.h"
 
 #include <stdbool.h>
@@ -40,7 +41,7 @@ typedef struct mr_exec_options {
     uint32_t max_context; /* positions a sequence may have */
     uint32_t block_size;  /* tokens a KV block */
     uint32_t n_blocks;    /* blocks of the pool, block 0 included */
-    mr_dtype kv_dtype;    /* F32, F16 or BF16 */
+    mr_dtype kv_dtype;    /* F32, F16, BF16 or INT8: kv_layout.h */
     bool keep_logits;     /* step outputs carry [R][V] logits */
 } mr_exec_options;
 
@@ -59,7 +60,7 @@ typedef struct mr_block_copy {
 /* Time spent since the executor was made, by kind of operator; for profiles. */
 typedef struct mr_op_time {
     uint64_t ns;
-    uint64_t bytes;      /* weights and KV read */
+    uint64_t bytes;      /* weights and KV to read, each once a step and sequence */
     uint64_t operations; /* multiply-adds × 2 */
     uint64_t calls;
 } mr_op_time;
@@ -68,6 +69,12 @@ typedef struct mr_exec_times {
     uint64_t steps;
     mr_op_time by_kind[MR_OP_SAMPLE + 1];
 } mr_exec_times;
+
+/* What the device could do at best, measured on it; the yardstick of profiles. 0: not known. */
+typedef struct mr_ceilings {
+    double read_bytes_per_s; /* over a buffer of the size asked for */
+    double int8_per_s;       /* multiply-adds of bytes × 2, from registers */
+} mr_ceilings;
 
 typedef struct mr_backend_vtable {
     void (*info)(const mr_backend *backend, mr_backend_info *out);
@@ -83,6 +90,10 @@ typedef struct mr_backend_vtable {
      * batch sizes in `options`. Borrows plan and weights until destroy. Gives the executor. */
     mr_status (*compile)(mr_backend *backend, const mr_plan *plan, const mr_weights *weights,
                          const mr_exec_options *options, mr_exec **out, mr_error *err);
+
+    /* Measures, in some tenths of a second and with no step in flight, what reading a buffer of
+     * `bytes` (at least 1) and multiplying bytes can reach. RESOURCE_EXHAUSTED: no such buffer. */
+    mr_status (*ceilings)(mr_backend *backend, uint64_t bytes, mr_ceilings *out, mr_error *err);
 
     /* Everything made from the backend must be gone before. */
     void (*destroy)(mr_backend *backend);

@@ -9,9 +9,10 @@
 #include "model/model.h"
 #include "model/tokenizer.h"
 
-/* Gives the tokenizer, NULL if the file has none. Its vocabulary must be config->vocab_size long.
+/* Gives the tokenizer, NULL if the file has none. Its vocabulary must be vocab_size long
+ * (UINT32_MAX: whatever it is).
  * DATA_LOSS, UNIMPLEMENTED (a component this build lacks, named), RESOURCE_EXHAUSTED. */
-MR_MUST_USE mr_status mr_gguf_read_tokenizer(const mr_gguf *gguf, const mr_model_config *config,
+MR_MUST_USE mr_status mr_gguf_read_tokenizer(const mr_gguf *gguf, uint32_t vocab_size,
                                              mr_tokenizer **out, mr_error *err);
 
 /* Gives the chat template, one that has no text if the file has none. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
+#include "scheduler/prefix.h"
 
 /* A token that the step drew, with what was asked about it. */
 typedef struct drawn {
@@ -65,6 +66,7 @@ static bool check_rows(mr_scheduler *s, mr_sequence *sequence, const mr_step_out
     for (uint32_t row = first; row < first + count; row++) {
         if (output->corrupt[row] != 0 || output->tokens[row] >= s->options.vocab_size) {
             s->stats.corrupted++;
+            mr_scheduler_prefix_forget(s, sequence);
             mr_fail(&sequence->request->error, MR_INTERNAL,
                     "the model gave no usable logits for token %u of the sequence; the weights or "
                     "the device are damaged: compare the file's checksum, try another machine",
@@ -168,6 +170,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         if (sequence->group->n_open == 0 || !check_rows(s, sequence, output, first, rows, now_ns)) {
             continue;
         }
+        mr_scheduler_prefix_register(s, sequence, part->tokens);
         take_scores(sequence->request, output, first, part->scored);
         if (sequence->group->beams != NULL) {
             apply_beams(s, part, output, first + part->scored, now_ns);
@@ -179,4 +182,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
     s->n_rows = 0;
     mr_scheduler_drop_ended(s);
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
+#ifdef MR_DEBUG_CHECKS
+    MR_CHECK(mr_block_pool_check(s->pool));
+#endif
 }

@@ -36,6 +36,7 @@ static void share(mr_scheduler *s, mr_sequence *to, const mr_sequence *from, uin
     to->first_block = 0;
     to->n_sent = 0;
     to->n_computed = count;
+    to->prefix_epoch = from->prefix_epoch;
 }
 
 /* Slot and own blocks for a choice that starts behind the prompt; false when they are not there. */

@@ -8,6 +8,7 @@
  *   pace.c       how fast the queue moves
  *   plan.c       who runs, and how much of it
  *   residency.c  slots and blocks: admit, grow, preempt
+ *   prefix.c     blocks that the prefix cache has (prefix.h)
  *   rows.c       rows of the batch, and their parameters
  *   apply.c      tokens of the finished step
  *   verdict.c    what a token does to its choice
@@ -44,6 +45,7 @@ struct mr_scheduler {
     uint32_t max_history;  /* history tokens of a step */
     uint32_t max_live;     /* requests, waiting and running */
     uint32_t max_blocks;   /* of one sequence */
+    mr_hasher *hasher;     /* owns; of blocks that output fills */
     uint32_t *eos;         /* owns, [n_eos]; options.eos points here */
     uint32_t *bias_tokens; /* owns: scratch for the list of a row that bans stop tokens */
     float *bias_values;

@@ -19,6 +19,7 @@ void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint
     group->n_open--;
     usage->finish = finish > usage->finish ? finish : usage->finish;
     usage->completion_tokens += tokens;
+    usage->longest_choice = tokens > usage->longest_choice ? tokens : usage->longest_choice;
     usage->finished_ns = now_ns;
     if (group->n_open == 0) {
         s->stats.finished[usage->finish]++;

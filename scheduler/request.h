@@ -21,6 +21,7 @@
 #include "base/inbox.h"
 #include "base/ring.h"
 #include "base/status.h"
+#include "cache/prefix_hash.h"
 #include "kernels/batch.h"
 #include "scheduler/stop.h"
 
@@ -114,6 +115,7 @@ typedef struct mr_prompt_logprob {
 typedef struct mr_request_usage {
     uint32_t prompt_tokens;
     uint32_t completion_tokens; /* of all choices; with beams of those that are given */
+    uint32_t longest_choice;    /* tokens of the one of them that has most */
     uint32_t cached_tokens;
     uint32_t preemptions; /* of all choices; max_preemptions bounds each */
     uint64_t arrived_ns;
@@ -147,6 +149,9 @@ struct mr_request {
     uint32_t n_stop_tokens;
     mr_stop *stop; /* owns; NULL: no stop strings */
     uint64_t key;  /* Philox key, from seed and prompt */
+    mr_prefix_root prefix;
+    mr_block_hash *hashes; /* owns, [n_prompt / prefix.block_size] and one more: of the blocks that
+                              the prompt fills; NULL: no prefix caching */
     uint64_t arrived_ns;
     uint64_t deadline_ns; /* MR_NEVER: none */
     mr_sink *sink;        /* borrows until its publish() for the last event has returned */
@@ -186,6 +191,8 @@ typedef struct mr_request_spec {
     uint32_t n_bias;             /* at most MR_MAX_LOGIT_BIAS */
     const uint32_t *stop_tokens; /* copied, [n_stop_tokens]; below the vocabulary size */
     uint32_t n_stop_tokens;      /* at most MR_MAX_STOP_TOKENS */
+    /* NULL: its blocks are neither looked for nor kept. Copied; block_size is at least 1. */
+    const mr_prefix_root *prefix;
     mr_stop *stop; /* NULL: none; taken when create gives a request, else it stays the caller's */
     uint64_t arrived_ns;
     uint64_t deadline_ns;

@@ -12,6 +12,7 @@
  */
 #include "base/log.h"
 #include "scheduler/internal.h"
+#include "scheduler/prefix.h"
 
 bool mr_scheduler_protects(const mr_scheduler *s, const mr_sequence *sequence)
 {
@@ -132,10 +133,19 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         return MR_ADMIT_NEVER;
     }
     d.free = d.free > s->total_blocks ? s->total_blocks : d.free;
-    if (s->n_free_slots < members || mr_block_pool_available(s->pool) < d.free) {
+    const uint64_t least = d.free - mr_scheduler_prefix_limit(s, sequence);
+    if (s->n_free_slots < members || mr_block_pool_available(s->pool) < least) {
+        return MR_ADMIT_LATER; /* without looking anything up: it is asked again every step */
+    }
+    /* Into the table of the slot that it would get. */
+    uint32_t *blocks = s->tables + (size_t)s->free_slots[s->n_free_slots - 1] * s->max_blocks;
+    const mr_prefix_hits hits = mr_scheduler_prefix_find(s, sequence, blocks);
+    if (mr_block_pool_available(s->pool) - hits.idle < d.free - hits.count) {
         return MR_ADMIT_LATER;
     }
-    mr_scheduler_take(s, sequence, 0, (uint32_t)d.first);
+    mr_scheduler_prefix_take(s, sequence, &hits, blocks);
+    mr_scheduler_take(s, sequence, hits.count, (uint32_t)d.first - hits.count);
+    sequence->first_block = 0;
     for (uint32_t i = 1; i < members; i++) {
         mr_scheduler_take(s, &sequence[i], sequence->request->n_prompt / s->block_size,
                           (uint32_t)d.further);

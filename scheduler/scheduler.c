@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "scheduler/internal.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
 
 /* History tokens of a step: enough for whole contexts of forked sequences, within this. The memory
@@ -84,6 +85,7 @@ static mr_status allocate(mr_scheduler *s)
     s->planned = mr_calloc(slots, sizeof(*s->planned));
     s->news = mr_calloc(s->max_news, sizeof(*s->news));
     s->group = mr_calloc(s->max_news, sizeof(*s->group));
+    MR_TRY(mr_hasher_create(&s->hasher));
     if (s->eos == NULL || s->bias_tokens == NULL || s->bias_values == NULL || s->copies == NULL ||
         s->tables == NULL || s->free_slots == NULL || s->planned == NULL || s->news == NULL ||
         s->group == NULL) {
@@ -102,6 +104,7 @@ static void deallocate(mr_scheduler *s)
     mr_sequence_list_deinit(&s->waiting);
     mr_sequence_list_deinit(&s->running);
     mr_sequence_list_deinit(&s->draining);
+    mr_hasher_destroy(s->hasher);
     free(s->eos);
     free(s->bias_tokens);
     free(s->bias_values);
@@ -285,11 +288,11 @@ static mr_status check_beams(const mr_scheduler *s, const mr_request *request, m
     const uint64_t full = request->n_prompt / s->block_size;
     const uint64_t each = mr_blocks_for(request->n_prompt + 1, s->block_size) - full;
     if (width > 1 && full + width * each > s->total_blocks) {
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, "beam_width",
-                             "%u beams on a prompt of %u tokens want %llu KV blocks, the whole "
-                             "cache has %u; lower beam_width or raise kv_cache_memory",
-                             request->params.beam_width, request->n_prompt,
-                             (unsigned long long)(full + width * each), s->total_blocks);
+        return mr_fail_field(
+            err, MR_INVALID_ARGUMENT, "beam_width",
+            "%u beams on a prompt of %u tokens want %" PRIu64 " KV blocks, the whole "
+            "cache has %u; lower beam_width or raise kv_cache_memory",
+            request->params.beam_width, request->n_prompt, full + width * each, s->total_blocks);
     }
     return MR_OK;
 }
@@ -380,6 +383,13 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
     mr_sequence_list_insert(&s->waiting, &group->sequences[0]);
 }
 
+void mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
+{
+    if (mr_block_pool_index(s->pool) != NULL) {
+        mr_block_pool_reset_cache(s->pool, generation);
+    }
+}
+
 bool mr_scheduler_idle(const mr_scheduler *s)
 {
     return s->n_groups == 0;
@@ -391,4 +401,6 @@ void mr_scheduler_stats_get(const mr_scheduler *s, mr_scheduler_stats *out)
     out->waiting = s->n_groups - s->n_groups_running;
     out->running = s->n_groups_running;
     mr_block_pool_stats_get(s->pool, &out->blocks);
+    const mr_prefix_index *index = mr_block_pool_index(s->pool);
+    out->prefix_blocks = index == NULL ? 0 : mr_prefix_index_count(index);
 }

@@ -65,6 +65,9 @@ typedef struct mr_scheduler_stats {
     uint64_t step_sizes[MR_STEP_SIZES + 1]; /* steps by tokens, at most mr_step_size_bounds[i] and
                                                more than the one before; the last: more than all */
     uint64_t preemptions;
+    uint64_t prefix_queries;   /* prompt tokens of the requests that looked into the prefix cache */
+    uint64_t prefix_hits;      /* of them found */
+    uint32_t prefix_blocks;    /* that the prefix index knows: cached ones, and live ones */
     uint64_t preempted_tokens; /* whose K/V was lost by them */
     mr_block_pool_stats blocks;
 } mr_scheduler_stats;
@@ -75,7 +78,8 @@ extern const uint32_t mr_step_size_bounds[MR_STEP_SIZES]; /* 1, 8, 16 … 16384 
 void mr_scheduler_batch_limits(const mr_scheduler_options *options, uint32_t block_size,
                                mr_batch_limits *out);
 
-/* `pool` is borrowed until destroy. Allocates all it needs for max_batch_size sequences. */
+/* `pool` is borrowed until destroy; with a prefix index, requests that have a root share blocks by
+ * it. Allocates all it needs for max_batch_size sequences. */
 MR_MUST_USE mr_status mr_scheduler_create(const mr_scheduler_options *options, mr_block_pool *pool,
                                           mr_scheduler **out, mr_error *err);
 /* Ends what is left as CANCELLED and publishes that first. */
@@ -105,6 +109,11 @@ const mr_block_copy *mr_scheduler_copies(const mr_scheduler *scheduler, size_t *
 
 /* Applies what the planned step gave: appends tokens, ends sequences, pushes events. */
 void mr_scheduler_apply(mr_scheduler *scheduler, const mr_step_output *output, uint64_t now_ns);
+
+/* Forgets every cached block; from now on roots of this generation count. What runs goes on, and
+ * registers nothing of what it has computed so far. Without a prefix index nothing happens. Between
+ * steps. */
+void mr_scheduler_reset_prefix_cache(mr_scheduler *scheduler, uint32_t generation);
 
 /* The device failed for good: every request ends, with this error if it has run and UNAVAILABLE if
  * it has not. */

@@ -39,6 +39,20 @@ static mr_status init_sequences(mr_group *group)
     return MR_OK;
 }
 
+/* Room for the hash of every block that output comes to fill. */
+static mr_status init_hashes(mr_group *group)
+{
+    const mr_request *request = group->request;
+    const uint32_t size = request->prefix.block_size;
+    const size_t end = ((size_t)request->n_prompt + request->params.max_tokens) / size;
+    const size_t room = end - request->n_prompt / size;
+    group->hashes = mr_calloc(group->n_sequences * room + 1, sizeof(*group->hashes));
+    for (uint32_t i = 0; group->hashes != NULL && i < group->n_sequences; i++) {
+        group->sequences[i].hashes = group->hashes + i * room;
+    }
+    return group->hashes == NULL ? MR_RESOURCE_EXHAUSTED : MR_OK;
+}
+
 static mr_status init_beams(mr_group *group)
 {
     const mr_request_params *params = &group->request->params;
@@ -74,6 +88,8 @@ mr_status mr_group_create(mr_request *request, mr_group **out)
     mr_status status = init_sequences(group);
     if (status == MR_OK && beams) {
         status = init_beams(group);
+    } else if (status == MR_OK && request->hashes != NULL) {
+        status = init_hashes(group);
     }
     if (status != MR_OK) {
         mr_group_destroy(group);
@@ -94,6 +110,7 @@ void mr_group_destroy(mr_group *group)
     mr_beams_destroy(group->beams);
     free(group->sequences);
     free(group->tokens);
+    free(group->hashes);
     free(group);
 }
 

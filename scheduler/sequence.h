@@ -52,11 +52,15 @@ typedef struct mr_sequence {
     uint32_t history_sent; /* tokens of the history that the device's slot knows */
     uint32_t slot;
     uint32_t preemptions;
-    uint32_t n_served;    /* tokens that the tenant has been charged for */
-    uint32_t overtaken;   /* times that others came in while it did not fit */
-    uint64_t blocked_ns;  /* since when it does not fit; MR_NEVER: it was not tried, or it did */
-    uint32_t queue_place; /* in the fair queue, from 1 on; 0: not there */
-    bool keeps;           /* what it has: it is preempted no more; set when it begins to run */
+    mr_block_hash *hashes; /* borrows, [n_hashes] of the full blocks behind those of the prompt, as
+                              they were registered; NULL with beams */
+    uint32_t n_hashes;
+    uint64_t prefix_epoch; /* of the prefix index, when its first block was found or computed */
+    uint32_t n_served;     /* tokens that the tenant has been charged for */
+    uint32_t overtaken;    /* times that others came in while it did not fit */
+    uint64_t blocked_ns;   /* since when it does not fit; MR_NEVER: it was not tried, or it did */
+    uint32_t queue_place;  /* in the fair queue, from 1 on; 0: not there */
+    bool keeps;            /* what it has: it is preempted no more; set when it begins to run */
     uint16_t choice;
     mr_sequence_state state;
 } mr_sequence;
@@ -65,6 +69,7 @@ struct mr_group {
     mr_request *request;    /* borrows: the request owns its group */
     mr_sequence *sequences; /* owns, [n_sequences] */
     uint32_t *tokens;       /* owns: the token lists but the first, which is the request's */
+    mr_block_hash *hashes;  /* owns: those of all sequences; NULL: no prefix caching */
     struct mr_beams *beams; /* owns; NULL: no beam search */
     uint32_t n_sequences;   /* choices or beams */
     uint32_t n_open;        /* choices whose last event is not pushed yet */

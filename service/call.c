@@ -47,6 +47,7 @@ static void free_call(mr_call *call)
     mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
     grpc_call_details_destroy(&call->details);
+    mr_tenant_table_unref(call->tenants);
     if (call->call != NULL) {
         grpc_call_unref(call->call);
     }
@@ -204,7 +205,9 @@ static bool authenticate(mr_call *call)
     const size_t bytes = value == NULL ? 0 : GRPC_SLICE_LENGTH(*value);
     mr_server *server = call->queue->server;
     mr_error err = {0};
-    if (mr_tenants_authenticate(server->tenants, text, bytes, &call->tenant, &err) == MR_OK) {
+    call->tenants = mr_tenant_place_get(&server->tenants);
+    if (mr_tenants_authenticate(&call->tenants->tenants, text, bytes, &call->tenant, &err) ==
+        MR_OK) {
         return true;
     }
     mr_metrics_refused(&server->metrics, err.status);
@@ -216,7 +219,7 @@ static bool authenticate(mr_call *call)
 
 const mr_tenant *mr_call_tenant(const mr_call *call)
 {
-    return mr_tenants_get(call->queue->server->tenants, call->tenant);
+    return mr_tenants_get(&call->tenants->tenants, call->tenant);
 }
 
 static void on_new(mr_call *call, bool ok)

@@ -24,7 +24,8 @@ struct mr_call {
     grpc_byte_buffer *payload; /* owns, the last message; NULL if the client sent none or went away,
                                   and for mr_rpc_other */
     int client_cancelled;      /* gRPC writes it, at any time before MR_RPC_CLOSED: see `gone` */
-    uint32_t tenant;           /* who calls, by index; valid from `begin` on */
+    mr_tenant_table *tenants;  /* one reference; NULL until it arrives */
+    uint32_t tenant;           /* who calls, by index there; valid from `begin` on */
     uint32_t refs;
     bool gone;         /* the client cancelled, left, or ran out of time */
     bool sent_initial; /* metadata */

@@ -294,6 +294,19 @@ static void lend_stops(generate_options *o)
     o->ask.n_stops = o->stops.count;
 }
 
+static int generate(generate_options *o)
+{
+    if (o->server != NULL && !mr_address_valid(o->server)) {
+        return mr_cli_fail_server(o->server);
+    }
+    lend_stops(o);
+    const char *conflict = find_conflict(o);
+    if (conflict != NULL) {
+        return mr_cli_fail_usage("%s", conflict);
+    }
+    return o->jsonl ? generate_lines(o) : generate_one(o);
+}
+
 int mr_cmd_generate(int argc, char **argv)
 {
     generate_options o = {0};
@@ -310,13 +323,11 @@ int mr_cmd_generate(int argc, char **argv)
         {"temperature", MR_CLI_FLOAT, &ask->temperature, &ask->has_temperature, "T",
          "0 takes the likeliest token (default 1)"},
         {"top-p", MR_CLI_FLOAT, &ask->top_p, &ask->has_top_p, "P",
-         "of the likeliest tokens, the "
-         "fewest that reach P (default 1)"},
+         "of the likeliest tokens, the fewest that reach P (default 1)"},
         {"top-k", MR_CLI_COUNT, &ask->top_k, &ask->has_top_k, "K",
          "the K likeliest (default: all)"},
         {"min-p", MR_CLI_FLOAT, &ask->min_p, &ask->has_min_p, "P",
-         "tokens at least P times as "
-         "likely as the likeliest (default 0)"},
+         "tokens at least P times as likely as the likeliest (default 0)"},
         {"seed", MR_CLI_COUNT, &ask->seed, &ask->has_seed, "N",
          "the same seed gives the same text (default: a random one)"},
         {"stop", MR_CLI_TEXTS, &o.stops, NULL, "TEXT",
@@ -351,13 +362,5 @@ int mr_cmd_generate(int argc, char **argv)
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
     }
-    if (o.server != NULL && !mr_address_valid(o.server)) {
-        return mr_cli_fail_server(o.server);
-    }
-    lend_stops(&o);
-    const char *conflict = find_conflict(&o);
-    if (conflict != NULL) {
-        return mr_cli_fail_usage("%s", conflict);
-    }
-    return o.jsonl ? generate_lines(&o) : generate_one(&o);
+    return generate(&o);
 }

@@ -23,6 +23,10 @@ extern char **environ;
 static const mr_config_key keys[] = {
 #define MR_CONFIG_TEXT(name, field, value, choices, meaning)                                       \
     {name, MR_KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, 0},
+#define MR_CONFIG_SECRET(name, field, meaning)                                                     \
+    {name, MR_KEY_SECRET, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
+#define MR_CONFIG_URL(name, field, meaning)                                                        \
+    {name, MR_KEY_URL, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_NUMBER(name, field, value, low, high, meaning)                                   \
     {name, MR_KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
 #define MR_CONFIG_BYTES(name, field, value, low, high, meaning)                                    \
@@ -143,11 +147,18 @@ mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err
     return status;
 }
 
+/* How a letter of a key is spelled in the environment. */
+static char variable_letter(char letter)
+{
+    const int spelled = letter == '.' ? '_' : toupper((unsigned char)letter);
+    return (char)spelled;
+}
+
 void mr_config_variable(const char *key, char *out, size_t bytes)
 {
     const int length = snprintf(out, bytes, ENV_PREFIX "%s", key);
     for (int i = 0; i < length && out[i] != '\0'; i++) {
-        out[i] = out[i] == '.' ? '_' : (char)toupper((unsigned char)out[i]);
+        out[i] = variable_letter(out[i]);
     }
 }
 
@@ -156,8 +167,7 @@ static bool matches_variable(const char *key, const char *variable, size_t lengt
 {
     size_t i = 0;
     for (; key[i] != '\0' && key[i] != '*'; i++) {
-        const char wanted = key[i] == '.' ? '_' : (char)toupper((unsigned char)key[i]);
-        if (i >= length || variable[i] != wanted) {
+        if (i >= length || variable[i] != variable_letter(key[i])) {
             return false;
         }
     }
@@ -243,12 +253,54 @@ mr_status mr_config_init(mr_config *config, mr_error *err)
     return mr_config_apply_environment(config, err);
 }
 
+/* Settings that nobody would act on. */
+static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
+{
+    static const char *const users[] = {"cache_scope", "cache_salt_secret"};
+    for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++) {
+        if (strcmp(config->enable_prefix_caching, "false") == 0 &&
+            mr_config_given(config, users[i])) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, users[i],
+                                 "%s is given and cannot act: enable_prefix_caching is false; "
+                                 "leave out the one or the other",
+                                 users[i]);
+        }
+    }
+    return MR_OK;
+}
+
+static mr_status check_redis(const mr_config *config, mr_error *err)
+{
+    static const char *const others[] = {"redis.on_failure", "redis.timeout_ms",
+                                         "redis.replica_id"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (config->redis_url[0] == '\0' && mr_config_given(config, others[i])) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, others[i],
+                                 "%s cannot act without Redis: set redis.url too", others[i]);
+        }
+    }
+    for (const char *c = config->redis_replica_id; *c != '\0'; c++) {
+        if (*c <= ' ' || *c > '~') {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, "redis.replica_id",
+                                 "redis.replica_id has a space or a character beyond ASCII: use "
+                                 "letters, digits and punctuation");
+        }
+    }
+    return MR_OK;
+}
+
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
+    MR_TRY(check_redis(config, err));
     if ((config->block_size & (config->block_size - 1)) != 0) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "block_size",
                              "block_size is %" PRIu32 ": it must be a power of two",
                              config->block_size);
+    }
+    if (mr_config_given(config, "random_seed") && strcmp(config->load_format, "random") != 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "random_seed",
+                             "random_seed cannot act: weights are the model's own; set load_format "
+                             "to random, or leave it out");
     }
     if (mr_config_given(config, "profile") && mr_config_given(config, "batch_timeout_ms") &&
         mr_config_given(config, "prefill_interval")) {
@@ -258,6 +310,7 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
                              "of the three out",
                              config->profile);
     }
+    MR_TRY(check_prefix_caching(config, err));
     const bool throughput = strcmp(config->profile, "throughput") == 0;
     if (config->batch_timeout_ms == UINT32_MAX) {
         config->batch_timeout_ms = throughput ? 50 : 0;
@@ -282,6 +335,9 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
             char quoted[2 * sizeof(config->served_model_name) + 3];
             MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
                                     mr_log_quote(text, quoted, sizeof(quoted))));
+        } else if (key->kind == MR_KEY_URL || key->kind == MR_KEY_SECRET) {
+            MR_TRY(mr_buffer_printf(out, "%s%s=", gap, key->name));
+            MR_TRY(mr_config_value_format(config, key, out));
         } else if (key->kind == MR_KEY_LIST) {
             MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu32, gap, key->name,
                                     mr_config_list_count(config, key->name)));
@@ -304,6 +360,11 @@ bool mr_config_key_about(size_t index, mr_config_about *out)
     mr_config_key_describe(&keys[index], out);
     mr_config_variable(keys[index].name, out->variable, sizeof(out->variable));
     return true;
+}
+
+bool mr_config_hides(const mr_config *config, size_t index)
+{
+    return mr_config_value_hides(config, &keys[index]);
 }
 
 mr_status mr_config_value(const mr_config *config, size_t index, mr_buffer *out)

@@ -2,6 +2,7 @@
 #include "service/config_value.h"
 
 #include "base/sha256.h"
+#include "cache/redis_url.h"
 #include "service/generation.h"
 
 #include <ctype.h>
@@ -15,6 +16,11 @@
 static bool is_number(mr_config_kind kind)
 {
     return kind == MR_KEY_NUMBER || kind == MR_KEY_BYTES || kind == MR_KEY_DECIMAL;
+}
+
+static bool is_text(mr_config_kind kind)
+{
+    return kind == MR_KEY_TEXT || kind == MR_KEY_SECRET;
 }
 
 bool mr_config_key_automatic(const mr_config_key *key)
@@ -241,12 +247,28 @@ static mr_status add_digest(void *base, const mr_config_key *key, const char *va
     return MR_OK;
 }
 
+static mr_status set_url(void *base, const mr_config_key *key, const char *value, mr_error *err)
+{
+    mr_redis_url url;
+    if (value[0] != '\0' && mr_redis_url_parse(value, &url, err) != MR_OK) {
+        const mr_status status = mr_fail_context(err, "%s", key->name);
+        if (err != NULL) {
+            snprintf(err->field, sizeof(err->field), "%s", key->name);
+        }
+        return status;
+    }
+    return set_text(base, key, value, err);
+}
+
 mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *value,
                               mr_error *err)
 {
     switch (key->kind) {
     case MR_KEY_TEXT:
+    case MR_KEY_SECRET:
         return set_text(base, key, value, err);
+    case MR_KEY_URL:
+        return set_url(base, key, value, err);
     case MR_KEY_NUMBER:
     case MR_KEY_BYTES:
         return set_number(base, key, value, err);
@@ -264,7 +286,7 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
 
 void mr_config_value_init(void *base, const mr_config_key *key)
 {
-    if (key->kind == MR_KEY_TEXT) {
+    if (is_text(key->kind)) {
         MR_CHECK(strlen(key->text_default) < key->size);
         memcpy((uint8_t *)base + key->offset, key->text_default, strlen(key->text_default) + 1);
     } else if (key->kind == MR_KEY_DECIMAL) {
@@ -288,11 +310,41 @@ static mr_status format_digests(const void *base, const mr_config_key *key, mr_b
     return mr_buffer_append(out, "]", 1);
 }
 
+/* True when it has a password. */
+static bool parse_secret_url(const char *text, mr_redis_url *out)
+{
+    return mr_redis_url_parse(text, out, NULL) == MR_OK && out->password[0] != '\0';
+}
+
+static mr_status format_url(const char *text, mr_buffer *out)
+{
+    mr_redis_url url;
+    if (!parse_secret_url(text, &url)) {
+        return mr_buffer_printf(out, "%s", text);
+    }
+    char shown[MR_REDIS_URL_MAX];
+    mr_redis_url_show(&url, shown, sizeof(shown));
+    const int scheme = (int)strcspn(shown, "/") + 2;
+    return mr_buffer_printf(out, "%.*s***@%s", scheme, shown, shown + scheme);
+}
+
+bool mr_config_value_hides(const void *base, const mr_config_key *key)
+{
+    mr_redis_url url;
+    const char *text = (const char *)base + key->offset;
+    return (key->kind == MR_KEY_URL && parse_secret_url(text, &url)) ||
+           (key->kind == MR_KEY_SECRET && text[0] != '\0');
+}
+
 mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_buffer *out)
 {
     const uint8_t *place = (const uint8_t *)base + key->offset;
-    if (key->kind == MR_KEY_TEXT) {
-        return mr_buffer_printf(out, "%s", (const char *)place);
+    if (key->kind == MR_KEY_URL) {
+        return format_url((const char *)place, out);
+    }
+    if (is_text(key->kind)) {
+        const char *text = mr_config_value_hides(base, key) ? "***" : (const char *)place;
+        return mr_buffer_printf(out, "%s", text);
     }
     if (key->kind == MR_KEY_FIXED) {
         return mr_buffer_printf(out, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
@@ -319,9 +371,9 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",    [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",
-        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal",
-        [MR_KEY_DIGESTS] = "list",
+        [MR_KEY_TEXT] = "text",     [MR_KEY_SECRET] = "text",     [MR_KEY_URL] = "text",
+        [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",      [MR_KEY_FIXED] = "fixed",
+        [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal", [MR_KEY_DIGESTS] = "list",
     };
     *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
     if (key->kind == MR_KEY_TEXT && key->choices[0] != '\0') {

@@ -11,6 +11,8 @@
 
 typedef enum mr_config_kind {
     MR_KEY_TEXT,
+    MR_KEY_SECRET, /* text that is never shown */
+    MR_KEY_URL,    /* of Redis */
     MR_KEY_NUMBER,
     MR_KEY_BYTES,
     MR_KEY_FIXED,
@@ -53,7 +55,10 @@ MR_MUST_USE mr_status mr_config_value_set(void *base, const mr_config_key *key, 
 /* Of NUMBER and BYTES. */
 uint64_t mr_config_value_number(const void *base, const mr_config_key *key);
 bool mr_config_value_automatic(const void *base, const mr_config_key *key);
-/* Appends the value as text that sets it; "auto" where it is automatic. */
+/* Whether it holds what must not be shown. */
+bool mr_config_value_hides(const void *base, const mr_config_key *key);
+/* Appends the value as text that sets it; "auto" where it is automatic. What is hidden reads ***.
+ */
 MR_MUST_USE mr_status mr_config_value_format(const void *base, const mr_config_key *key,
                                              mr_buffer *out);
 

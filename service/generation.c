@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "kernels/batch.h"
+#include "service/prefix_identity.h"
 
 #include <float.h>
 #include <inttypes.h>
@@ -37,6 +38,7 @@ typedef enum field_id {
     FIELD_STOP_TOKENS,
     FIELD_TIME_LIMIT,
     FIELD_PRIORITY,
+    FIELD_CACHE_SALT,
 } field_id;
 
 /* A field's name on the surfaces: path in the proto, name in JSON lines, option. */
@@ -67,6 +69,7 @@ static const struct {
     [FIELD_STOP_TOKENS] = {"stopping.token_ids", "stop_token_ids", "--stop-token-ids"},
     [FIELD_PRIORITY] = {"priority", "priority", "--priority"},
     [FIELD_TIME_LIMIT] = {"stopping.time_limit_ms", "time_limit_ms", "--time-limit-ms"},
+    [FIELD_CACHE_SALT] = {"cache_salt", "cache_salt", "--cache-salt"},
 };
 
 static const char *field_name(field_id id, mr_surface surface)
@@ -307,6 +310,17 @@ static mr_status check_logprobs(const check *c, const mr_generation_ask *ask,
     return MR_OK;
 }
 
+static mr_status check_cache_salt(const check *c, const mr_generation_ask *ask)
+{
+    if (ask->cache_salt.size <= MR_MAX_CACHE_SALT) {
+        return MR_OK;
+    }
+    const char *name = field_name(FIELD_CACHE_SALT, c->surface);
+    return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                         "%s has %zu bytes: at most %u are possible", name, ask->cache_salt.size,
+                         MR_MAX_CACHE_SALT);
+}
+
 static mr_status draw_seed(uint64_t *seed, mr_error *err)
 {
     if (getrandom(seed, sizeof(*seed), 0) != (ssize_t)sizeof(*seed)) {
@@ -329,6 +343,7 @@ mr_status mr_generation_check(const mr_generation_ask *ask, mr_surface surface,
     MR_TRY(check_choices(&c, ask, out));
     MR_TRY(check_bias(&c, ask));
     MR_TRY(check_stops(&c, ask, out));
+    MR_TRY(check_cache_salt(&c, ask));
     if (!ask->has_seed) {
         return draw_seed(&out->seed, err);
     }
@@ -374,6 +389,7 @@ void mr_generation_lists_deinit(mr_generation_lists *lists)
     mr_buffer_deinit(&lists->bias_values);
     mr_ids_deinit(&lists->stop_tokens);
     mr_buffer_deinit(&lists->stop_strings);
+    mr_buffer_deinit(&lists->cache_salt);
     mr_stop_destroy(lists->stop);
     lists->stop = NULL;
 }
@@ -389,6 +405,11 @@ mr_status mr_generation_lists_stop(mr_generation_lists *lists, mr_stop_string st
     return mr_buffer_append(&lists->stop_strings, &string, sizeof(string));
 }
 
+mr_status mr_generation_lists_salt(mr_generation_lists *lists, const void *salt, size_t bytes)
+{
+    return mr_buffer_append(&lists->cache_salt, salt, bytes);
+}
+
 void mr_generation_lists_view(const mr_generation_lists *lists, mr_generation_ask *ask)
 {
     ask->bias_tokens = lists->bias_tokens.data;
@@ -398,6 +419,7 @@ void mr_generation_lists_view(const mr_generation_lists *lists, mr_generation_as
     ask->n_stop_tokens = lists->stop_tokens.count;
     ask->stops = (const mr_stop_string *)(const void *)lists->stop_strings.data;
     ask->n_stops = lists->stop_strings.size / sizeof(mr_stop_string);
+    ask->cache_salt = (mr_bytes){lists->cache_salt.data, lists->cache_salt.size};
 }
 
 mr_status mr_generation_lists_make_stop(mr_generation_lists *lists, mr_error *err)

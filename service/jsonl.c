@@ -152,6 +152,7 @@ static const ask_field ask_fields[] = {
     {"stop", VALUE_HANDLED, 0, NO_FLAG},
     {"stop_token_ids", VALUE_HANDLED, 0, NO_FLAG},
     {"logit_bias", VALUE_HANDLED, 0, NO_FLAG},
+    {"cache_salt", VALUE_HANDLED, 0, NO_FLAG},
     {"max_tokens", VALUE_COUNT, PLACE(max_tokens), PLACE(has_max_tokens)},
     {"min_tokens", VALUE_COUNT, PLACE(min_tokens), NO_FLAG},
     {"temperature", VALUE_FLOAT, PLACE(temperature), PLACE(has_temperature)},
@@ -228,7 +229,6 @@ static bool asks_nothing(const char *name, const json_t *value)
     } silent[] = {
         {"adapter", "\"\""},
         {"response_format", "{\"type\": \"text\"}"},
-        {"cache_salt", "\"\""},
     };
     bool found = false;
     for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]) && !found; i++) {
@@ -385,6 +385,14 @@ static mr_status read_lists(json_t *object, mr_generation_lists *out, mr_error *
     if (ids != NULL) {
         MR_TRY(mr_jsonl_ids(ids, "stop_token_ids", &out->stop_tokens, err));
     }
+    const json_t *salt = get_given(object, "cache_salt");
+    if (salt != NULL && !json_is_string(salt)) {
+        return fail_type("cache_salt", "a string", err);
+    }
+    if (salt != NULL &&
+        mr_generation_lists_salt(out, json_string_value(salt), json_string_length(salt)) != MR_OK) {
+        return out_of_lists(err);
+    }
     json_t *bias = json_object_get(object, "logit_bias");
     return bias == NULL || json_is_null(bias) ? MR_OK : read_bias(bias, out, err);
 }
@@ -410,7 +418,7 @@ mr_status mr_jsonl_read_request(const mr_model *model, uint32_t max_seq_length, 
                                 size_t bytes, mr_jsonl_request *out, mr_error *err)
 {
     *out = (mr_jsonl_request){0};
-    json_t *object;
+    json_t *object = NULL;
     MR_TRY(mr_jsonl_parse(line, bytes, &object, err));
     out->id = json_incref(json_object_get(object, "id"));
     const mr_status status = read_object(model, max_seq_length, object, out, err);

@@ -193,6 +193,8 @@ static void test_kv_types_and_blocks(void **state)
         check_against_reference(&dims, &options, 1e-3, "f16 blocks");
         options.kv_dtype = MR_DTYPE_BF16;
         check_against_reference(&dims, &options, 5e-3, "bf16 blocks");
+        options.kv_dtype = MR_DTYPE_I8;
+        check_against_reference(&dims, &options, 5e-3, "int8 blocks");
     }
 }
 
@@ -208,11 +210,12 @@ static void test_exec_batch_invariance(void **state)
     /* One of each layout. */
     static const mr_dtype dtypes[] = {MR_DTYPE_BF16, MR_DTYPE_Q8_0, MR_DTYPE_Q4_0, MR_DTYPE_Q4_1,
                                       MR_DTYPE_Q5_1, MR_DTYPE_Q2_K, MR_DTYPE_Q3_K, MR_DTYPE_Q6_K};
+    static const mr_dtype kv_dtypes[] = {MR_DTYPE_BF16, MR_DTYPE_I8, MR_DTYPE_F16, MR_DTYPE_F32};
     mr_exec_options options = tiny_options();
-    options.kv_dtype = MR_DTYPE_BF16;
     for (size_t d = 0; d < sizeof(dtypes) / sizeof(dtypes[0]); d++) {
         tiny_dims dims = tiny_dims_of(dtypes[d]);
         dims.window = d == 0 ? 20 : 0;
+        options.kv_dtype = kv_dtypes[d % 4];
         const uint32_t stride = dims.width > 64 ? 2 : 1; /* the large ones take longer */
         tiny_plan tiny;
         tiny_plan_create(&dims, &tiny);

@@ -231,9 +231,11 @@ void rig_expect_whole(rig *r, mr_request *request)
     static scripted_result expected[MR_MAX_CHOICES];
     uint32_t n_read[MR_MAX_CHOICES] = {0};
     uint32_t total = 0;
+    uint32_t longest = 0;
     for (uint32_t c = 0; c < request->params.n; c++) {
         scripted_output(&r->options, request, c, &expected[c]);
         total += expected[c].n_tokens;
+        longest = expected[c].n_tokens > longest ? expected[c].n_tokens : longest;
     }
     for (uint32_t i = 0; i < total; i++) {
         const rig_event event = rig_read(request);
@@ -243,6 +245,7 @@ void rig_expect_whole(rig *r, mr_request *request)
     }
     assert_int_equal(mr_ring_count(&request->events), 0);
     assert_int_equal(request->usage.completion_tokens, total);
+    assert_int_equal(request->usage.longest_choice, longest);
     assert_int_equal(request->error.status, MR_OK);
 }
 

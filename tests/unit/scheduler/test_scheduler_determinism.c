@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The determinism contract, through the scheduler and the CPU backend: what a request gets,
- * logprobs bit by bit, is what it gets alone, whatever the neighbours, chunks, threads, preemptions
- * and the number of choices.
+ * logprobs bit by bit, is what it gets alone, whatever the neighbours, chunks, threads,
+ * preemptions, the number of choices, and what of its tokens was found in the prefix cache.
  */
 #include "base/log.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -111,8 +111,9 @@ typedef struct server {
     mr_batch_storage *storage;
     mr_sink sink;
     uint64_t now_ns;
-    mr_request *requests[ASKS + NEIGHBOURS];
-    answer answers[ASKS + NEIGHBOURS];
+    mr_request *requests[3 * ASKS + NEIGHBOURS];
+    answer answers[3 * ASKS + NEIGHBOURS];
+    const mr_prefix_root *root; /* NULL: no prefix caching */
     uint32_t n_requests;
 } server;
 
@@ -123,6 +124,9 @@ static struct {
     uint32_t mixed; /* steps of chunks and decodes */
     uint32_t preemptions;
     uint32_t copies;
+    uint32_t hits;             /* requests that found something */
+    uint32_t mid_prefill;      /* that found what another was still computing the rest of */
+    uint32_t preempted_cached; /* preemptions with prefix caching */
 } seen;
 
 typedef struct setting {
@@ -132,7 +136,10 @@ typedef struct setting {
     uint32_t max_batch_tokens;
     uint32_t max_rows;
     uint32_t n_blocks;
+    bool cached;
 } setting;
+
+static const mr_prefix_root root = {.hash = {{1, 2, 3}}, .block_size = BLOCK_SIZE};
 
 static void ignore_news(mr_sink *sink, mr_request *const *requests, uint32_t count)
 {
@@ -175,6 +182,10 @@ static void server_open(server *s, const tiny_plan *tiny, const setting *how)
     assert_int_equal(
         s->backend->vt->compile(s->backend, tiny->plan, s->weights, &exec, &s->exec, &err), MR_OK);
     assert_int_equal(mr_block_pool_create(how->n_blocks, BLOCK_SIZE, &s->pool), MR_OK);
+    if (how->cached) {
+        assert_int_equal(mr_block_pool_enable_cache(s->pool), MR_OK);
+        s->root = &root;
+    }
     assert_int_equal(mr_scheduler_create(&options, s->pool, &s->scheduler, &err), MR_OK);
     assert_int_equal(mr_batch_storage_create(&limits, &s->storage), MR_OK);
 }
@@ -184,6 +195,7 @@ static void server_close(server *s)
     mr_scheduler_stats stats;
     mr_scheduler_stats_get(s->scheduler, &stats);
     seen.preemptions += (uint32_t)stats.preemptions;
+    seen.preempted_cached += s->root != NULL ? (uint32_t)stats.preemptions : 0;
     assert_int_equal(stats.blocks.live, 0);
     mr_scheduler_destroy(s->scheduler);
     mr_batch_storage_destroy(s->storage);
@@ -207,6 +219,7 @@ static void server_add(server *s, const ask *a, uint32_t vocab)
         .params = a->params,
         .deadline_ns = MR_NEVER,
         .sink = &s->sink,
+        .prefix = s->root,
     };
     mr_request *request = NULL;
     assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
@@ -227,6 +240,22 @@ static void count_batch(const mr_batch *batch, size_t copies)
     seen.copies += (uint32_t)copies;
 }
 
+/* Requests that just came in on blocks of one whose prompt is not done yet. */
+static void count_mid_prefill(const server *s)
+{
+    for (uint32_t i = 0; i < s->n_requests; i++) {
+        const mr_request *new = s->requests[i];
+        if (new == NULL || new->usage.scheduled_ns != s->now_ns || new->usage.cached_tokens == 0) {
+            continue;
+        }
+        for (uint32_t k = 0; k < s->n_requests; k++) {
+            const mr_request *old = s->requests[k];
+            seen.mid_prefill += old != NULL && k != i && old->key == new->key &&
+                                old->usage.scheduled_ns != 0 && old->usage.first_token_ns == 0;
+        }
+    }
+}
+
 static void server_step(server *s)
 {
     uint64_t wake_ns;
@@ -238,6 +267,7 @@ static void server_step(server *s)
         const mr_batch *batch = mr_batch_get(s->storage);
         const mr_block_copy *copies = mr_scheduler_copies(s->scheduler, &n_copies);
         count_batch(batch, n_copies);
+        count_mid_prefill(s);
         assert_int_equal(s->exec->vt->copy_blocks(s->exec, copies, n_copies, &err), MR_OK);
         if (mr_exec_run(s->exec, batch, &output, &err) != MR_OK) {
             fail_msg("%s", err.message);
@@ -247,11 +277,20 @@ static void server_step(server *s)
     mr_scheduler_publish(s->scheduler);
 }
 
+static void count_hits(const mr_request *request)
+{
+    const uint32_t most = (request->n_prompt - 1) / BLOCK_SIZE * BLOCK_SIZE;
+    const uint32_t cached = request->usage.cached_tokens;
+    assert_true(cached <= most && (cached == 0 || !request->params.prompt_logprobs));
+    seen.hits += cached > 0;
+}
+
 static void server_read(server *s)
 {
     for (uint32_t i = 0; i < s->n_requests; i++) {
         if (s->requests[i] != NULL && take_events(s->requests[i], &s->answers[i])) {
             assert_int_equal(s->requests[i]->error.status, MR_OK);
+            count_hits(s->requests[i]);
             mr_request_unref(s->requests[i]);
             s->requests[i] = NULL;
         }
@@ -316,6 +355,20 @@ static void compare(const answer *alone, const answer *found, uint32_t number, u
     }
 }
 
+/* Everything twice more, while some of it runs: what those have computed is found, also of a
+ * prompt that is not done yet. */
+static void again(const tiny_plan *tiny, const uint32_t *order, bool forget)
+{
+    if (forget) {
+        mr_scheduler_reset_prefix_cache(world.scheduler, 0);
+    }
+    for (uint32_t i = 0; i < 2 * ASKS; i++) {
+        server_add(&world, &asks[order[i / 2]], tiny->dims.vocab);
+        server_step(&world);
+        server_read(&world);
+    }
+}
+
 static void run_world(const tiny_plan *tiny, mr_cpu_isa isa, uint32_t number, const answer *alone)
 {
     static const uint32_t budgets[] = {3, 4, 7, 16, 33, 64, 128, 512};
@@ -328,6 +381,7 @@ static void run_world(const tiny_plan *tiny, mr_cpu_isa isa, uint32_t number, co
         .max_batch_tokens = budgets[number % 8],
         .max_rows = pick(&state, 0, 70),
         .n_blocks = number % 2 == 0 ? 20 : 120,
+        .cached = number % 4 < 2,
     };
     for (uint32_t i = 0; i < ASKS; i++) {
         order[i] = i;
@@ -347,11 +401,15 @@ static void run_world(const tiny_plan *tiny, mr_cpu_isa isa, uint32_t number, co
             add_neighbour(&state, tiny->dims.vocab);
         }
     }
+    again(tiny, order, number % 8 < 4);
     server_run(&world);
     uint32_t at = 0;
     for (uint32_t i = ASKS; i > 0; i--) {
         compare(&alone[order[i - 1]], &world.answers[at], number, order[i - 1]);
         at += i <= NEIGHBOURS ? 2 : 1;
+    }
+    for (uint32_t i = 0; i < 2 * ASKS; i++) {
+        compare(&alone[order[i / 2]], &world.answers[at++], number, order[i / 2]);
     }
     server_close(&world);
 }
@@ -366,6 +424,9 @@ static void expect_contract(const tiny_plan *tiny, mr_cpu_isa isa)
     assert_true(seen.several_rows > 100 && seen.long_chunks > 100 && seen.mixed > 100);
     assert_true(seen.preemptions > WORLDS / 2);
     assert_true(seen.copies > WORLDS);
+    assert_true(seen.hits > 2 * WORLDS);
+    assert_true(seen.mid_prefill > WORLDS / 4);
+    assert_true(seen.preempted_cached > WORLDS / 4);
     free(alone);
 }
 

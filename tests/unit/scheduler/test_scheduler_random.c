@@ -25,6 +25,7 @@
 #define MAX_TOKENS    40u
 #define MAX_PROMPT    40u
 #define MAX_CHOICES   6u
+#define FAMILIES      2u /* prompts that begin alike */
 #define SLOW_LIMIT_MS 60u
 
 typedef enum reader {
@@ -57,6 +58,9 @@ typedef struct world {
     scripted_random random;
     client clients[CLIENTS];
     mr_tokenizer *tokenizer;
+    uint32_t families[FAMILIES][MAX_PROMPT];
+    mr_prefix_root roots[2];
+    bool cached;
     uint32_t total_blocks;
     uint32_t arrived;
     uint32_t ended;
@@ -70,6 +74,7 @@ typedef struct tally {
     uint32_t time_limits;
     uint32_t several; /* requests of several choices that went to their end */
     uint32_t searches;
+    uint64_t prefix_hits;
 } tally;
 
 static tally seen;
@@ -111,8 +116,19 @@ static void world_open(world *w, uint32_t number)
         .tokenizer = w->tokenizer,
     };
     w->total_blocks = draw(w, 2, 24);
-    rig_open(&w->r, &options, draw(w, 1, 5), w->total_blocks + 1);
+    const uint32_t block_size = draw(w, 1, 5);
+    rig_open(&w->r, &options, block_size, w->total_blocks + 1);
     w->r.exec.real_top = true;
+    w->cached = number % 2 == 1;
+    if (w->cached) {
+        assert_int_equal(mr_block_pool_enable_cache(w->r.pool), MR_OK);
+    }
+    for (uint32_t i = 0; i < FAMILIES * MAX_PROMPT; i++) {
+        w->families[i / MAX_PROMPT][i % MAX_PROMPT] = scripted_draw(&w->random, 40);
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        w->roots[i] = (mr_prefix_root){.hash = {{(uint8_t)i}}, .block_size = block_size};
+    }
 }
 
 static mr_request_params draw_params(world *w)
@@ -187,6 +203,9 @@ static void arrive(world *w, client *c)
     for (uint32_t i = 0; i < n_prompt; i++) {
         prompt[i] = scripted_draw(&w->random, w->r.options.vocab_size);
     }
+    const uint32_t *family = w->families[draw(w, 0, FAMILIES - 1)];
+    const uint32_t common = chance(w, 2) ? n_prompt : draw(w, 0, n_prompt);
+    memcpy(prompt, family, common * sizeof(*family));
     stops[0] = draw(w, 8, 39);
     stops[1] = draw(w, 8, 39);
     const uint32_t tenant = draw(w, 0, TENANTS - 1);
@@ -206,6 +225,7 @@ static void arrive(world *w, client *c)
         .deadline_ns = chance(w, 6) ? w->r.now_ns + draw(w, 0, 80) * MS : MR_NEVER,
         .sink = &w->r.sink,
         .ring_capacity = chance(w, 2) ? 0 : draw(w, 1, 8),
+        .prefix = chance(w, 8) ? NULL : &w->roots[chance(w, 4)],
     };
     assert_int_equal(mr_request_create(&spec, &c->request, NULL), MR_OK);
     expect_of(w, c);
@@ -418,6 +438,9 @@ static void world_step(world *w, bool arrivals)
             c->cancelled = true;
         }
     }
+    if (chance(w, 100)) {
+        mr_scheduler_reset_prefix_cache(w->r.scheduler, 0);
+    }
     if (!rig_step(&w->r, NULL)) {
         /* It must know when to come back if it has anything to do. */
         assert_true(mr_scheduler_idle(w->r.scheduler) || w->r.wake_ns != MR_NEVER);
@@ -455,6 +478,7 @@ static void world_run(uint32_t number)
     assert_int_equal(stats.running + stats.waiting, 0);
     seen.preemptions += (uint32_t)stats.preemptions;
     seen.copies += w.r.exec.n_copies;
+    seen.prefix_hits += stats.prefix_hits;
     rig_close(&w.r);
     mr_tokenizer_destroy(w.tokenizer);
 }
@@ -472,6 +496,7 @@ static void test_scheduler_random_worlds_end_every_request_once_M1_C3_C7_T1_T2_T
     assert_true(seen.several > WORLDS);
     assert_true(seen.searches > WORLDS / 2);
     assert_true(seen.time_limits > 0);
+    assert_true(seen.prefix_hits > 10 * WORLDS);
 }
 
 int main(void)

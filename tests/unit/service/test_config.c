@@ -87,6 +87,27 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.kv_cache_memory, 0);
 }
 
+static void test_config_keepalive_G1(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    assert_true(config.keepalive_min_ping_interval_ms < 10000);
+    assert_string_equal(config.keepalive_permit_without_calls, "true");
+    set_ok(&config, "keepalive.time_ms=100");
+    set_ok(&config, "keepalive.timeout_ms=86400000");
+    set_ok(&config, "keepalive.min_ping_interval_ms=0");
+    set_ok(&config, "keepalive.permit_without_calls=false");
+    assert_int_equal(config.keepalive_time_ms, 100);
+    assert_int_equal(config.keepalive_timeout_ms, 86400000);
+    assert_int_equal(config.keepalive_min_ping_interval_ms, 0);
+    assert_string_equal(config.keepalive_permit_without_calls, "false");
+    /* gRPC takes an int. */
+    set_refused("keepalive.time_ms=4294967295", MR_INVALID_ARGUMENT, "to 86400000");
+    set_refused("keepalive.timeout_ms=99", MR_INVALID_ARGUMENT, "from 100");
+    set_refused("keepalive.permit_without_call=true", MR_INVALID_ARGUMENT,
+                "did you mean keepalive.permit_without_calls?");
+}
+
 static void test_config_profile_fills_what_is_not_given(void **state)
 {
     (void)state;
@@ -119,6 +140,12 @@ static void test_config_f32_keeps_kv_in_f32(void **state)
     set_ok(&config, "kv_cache_dtype=f16");
     assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
     assert_string_equal(config.kv_cache_dtype, "f16");
+
+    config = fresh();
+    set_ok(&config, "kv_cache_dtype=int8");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.kv_cache_dtype, "int8");
+    set_refused("kv_cache_dtype=fp8", MR_FAILED_PRECONDITION, "fp8");
 }
 
 /* SHA-256 of "abc" (FIPS 180-2, appendix B.1), and two that differ from it. */
@@ -403,8 +430,8 @@ static void test_config_file_errors_name_line_and_key(void **state)
     (void)state;
     load_refused("threads: 1\nmax_batch_sise: 8\n", MR_INVALID_ARGUMENT, "line 2",
                  "did you mean max_batch_size?");
-    load_refused("threads: 1\nredis:\n  url: redis://x\n", MR_FAILED_PRECONDITION, "line 3",
-                 "redis.url");
+    load_refused("threads: 1\nattention:\n  sparse: true\n", MR_FAILED_PRECONDITION, "line 3",
+                 "attention.sparse");
     load_refused("threads: 1\nthreads: 2\n", MR_INVALID_ARGUMENT, "line 2",
                  "threads is given twice");
     load_refused("threads: [1, 2]\n", MR_INVALID_ARGUMENT, "line 1", "takes one value");
@@ -452,6 +479,49 @@ static void test_config_file_aliases_are_bounded(void **state)
     assert_int_equal(load_text(&config, "tls: {}\nlog: {}\nadapters: []\n", &err), MR_OK);
 }
 
+static void test_config_redis(void **state)
+{
+    (void)state;
+    set_refused("redis.url=http://h", MR_INVALID_ARGUMENT, "redis.url: it is no URL of Redis");
+    set_refused("redis.url=rediss://h", MR_FAILED_PRECONDITION, "TLS proxy");
+    set_refused("redis.on_failure=maybe", MR_INVALID_ARGUMENT, "local|open|closed");
+    set_refused("redis.timeout_ms=51", MR_INVALID_ARGUMENT, "from 1 to 50");
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_string_equal(config.redis_url, "");
+    set_ok(&config, "redis.on_failure=open");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.on_failure cannot act without Redis");
+    set_ok(&config, "redis.url=redis://h:7000/1");
+    assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+    set_ok(&config, "redis.replica_id=two words");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.replica_id");
+}
+
+/* Neither what is logged nor what is printed as a file, and no error. */
+static void test_config_shows_no_password(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_buffer text = {0};
+    set_ok(&config, "redis.url=redis://ada:xyzzy@h:7000/1");
+    assert_string_equal(config.redis_url, "redis://ada:xyzzy@h:7000/1");
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_null(strstr((const char *)text.data, "xyzzy"));
+    assert_null(strstr((const char *)text.data, "ada"));
+    assert_non_null(strstr((const char *)text.data, "redis.url=redis://***@h:7000/1 "));
+    assert_non_null(strstr((const char *)text.data, "\n# not shown: redis.url: "));
+    mr_buffer_deinit(&text);
+    mr_error err = {0};
+    assert_int_equal(mr_config_set(&config, "redis.url=redis://ada:xyzzy@h:port", &err),
+                     MR_INVALID_ARGUMENT);
+    assert_null(strstr(err.message, "xyzzy"));
+    assert_string_equal(err.field, "redis.url");
+}
+
 static void test_config_later_sources_win(void **state)
 {
     (void)state;
@@ -483,7 +553,7 @@ static void test_config_environment(void **state)
     (void)state;
     environment_refused("MILLRACE_MAX_BATCH_SIZE", "many", MR_INVALID_ARGUMENT,
                         "MILLRACE_MAX_BATCH_SIZE");
-    environment_refused("MILLRACE_REDIS_URL", "redis://x", MR_FAILED_PRECONDITION, "redis.url");
+    environment_refused("MILLRACE_REDIS_URL", "http://x", MR_INVALID_ARGUMENT, "redis.url");
     environment_refused("MILLRACE_TLS_CERT", "a.pem", MR_FAILED_PRECONDITION, "TLS");
     environment_refused("MILLRACE_MAX_BATCH_SISE", "8", MR_INVALID_ARGUMENT,
                         "MILLRACE_MAX_BATCH_SIZE");
@@ -513,22 +583,39 @@ static void test_config_format_Q6_effective_configuration(void **state)
     assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
     assert_non_null(strstr((char *)text.data, "served_model_name=\"m\""));
     assert_non_null(strstr((char *)text.data, "max_batch_size=32"));
-    assert_non_null(strstr((char *)text.data, "enable_prefix_caching=false"));
+    assert_non_null(strstr((char *)text.data, "enable_prefix_caching=\"true\""));
     mr_buffer_deinit(&text);
 }
 
-static void count_line(void *ctx, const char *text)
+static void append_line(void *ctx, const char *text)
 {
     assert_non_null(strchr(text, '='));
-    ++*(int *)ctx;
+    assert_int_equal(mr_buffer_append(ctx, "\n", 1), MR_OK);
+    assert_int_equal(mr_buffer_append(ctx, text, strlen(text)), MR_OK);
 }
 
 static void test_config_describe_lists_every_key(void **state)
 {
     (void)state;
-    int lines = 0;
-    mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 33);
+    static const char *const names[] = {
+#define MR_CONFIG_TEXT(name, ...)   name,
+#define MR_CONFIG_SECRET(name, ...) name,
+#define MR_CONFIG_URL(name, ...)    name,
+#define MR_CONFIG_NUMBER(name, ...) name,
+#define MR_CONFIG_BYTES(name, ...)  name,
+#define MR_CONFIG_FIXED(name, ...)  name,
+#define MR_CONFIG_LIST(name, ...)   name,
+#include "service/config_keys.def"
+    };
+    mr_buffer lines = {0};
+    mr_config_describe(append_line, &lines);
+    assert_int_equal(mr_buffer_append(&lines, "", 1), MR_OK);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char begin[80];
+        (void)snprintf(begin, sizeof(begin), "\n%s=", names[i]);
+        assert_non_null(strstr((char *)lines.data, begin));
+    }
+    mr_buffer_deinit(&lines);
 }
 
 /* Q6: a setting that cannot act is refused. */
@@ -547,6 +634,40 @@ static void test_config_Q6_profile_that_cannot_act(void **state)
     set_ok(&config, "prefill_interval=auto");
     assert_int_equal(mr_config_finish(&config, &err), MR_OK);
     assert_int_equal(config.prefill_interval, 1);
+}
+
+static void test_config_Q6_prefix_settings_that_cannot_act(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"cache_scope=shared", "cache_salt_secret=abc"};
+    for (size_t i = 0; i < 2; i++) {
+        mr_config config = fresh();
+        mr_error err = {0};
+        set_ok(&config, settings[i]);
+        assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+        set_ok(&config, "enable_prefix_caching=false");
+        assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+        assert_says(&err, "cannot act");
+        assert_memory_equal(err.field, settings[i], strlen(err.field));
+    }
+    set_refused("cache_scope=everybody", MR_INVALID_ARGUMENT, "tenant|shared");
+}
+
+static void test_config_shows_no_secret(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_buffer text = {0};
+    set_ok(&config, "cache_salt_secret=swordfish");
+    assert_string_equal(config.cache_salt_secret, "swordfish");
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_null(strstr((char *)text.data, "swordfish"));
+    assert_non_null(strstr((char *)text.data, "# not shown: cache_salt_secret: \"***\"\n"));
+    assert_non_null(strstr((char *)text.data, "cache_salt_secret=***"));
+    mr_buffer_deinit(&text);
 }
 
 static void test_config_yaml_sets_the_same_again(void **state)
@@ -570,6 +691,28 @@ static void test_config_yaml_sets_the_same_again(void **state)
     mr_error err = {0};
     assert_int_equal(load_text(&again, (char *)text.data, &err), MR_OK);
     assert_memory_equal(&again, &config, sizeof(config));
+    mr_buffer_deinit(&text);
+}
+
+/* Neither a terminal nor a line of YAML sees a control character or break of Unicode. */
+static void test_config_yaml_escapes_control_characters(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "served_model_name=a\n\t\x1b[1m\x7f \xc2\x85\xc2\x9b \xe2\x80\xa8"
+                    "\xe2\x80\xa9 \xc3\xa9\xe2\x80\xa7");
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_non_null(strstr((char *)text.data,
+                           "served_model_name: \"a\\u000A\\u0009\\u001B[1m\\u007F \\u0085\\u009B "
+                           "\\u2028\\u2029 \xc3\xa9\xe2\x80\xa7\"\n"));
+    mr_config again = fresh();
+    mr_error err = {0};
+    if (load_text(&again, (char *)text.data, &err) != MR_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_string_equal(again.served_model_name, config.served_model_name);
     mr_buffer_deinit(&text);
 }
 
@@ -599,6 +742,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_defaults),
+        cmocka_unit_test(test_config_keepalive_G1),
         cmocka_unit_test(test_config_profile_fills_what_is_not_given),
         cmocka_unit_test(test_config_f32_keeps_kv_in_f32),
         cmocka_unit_test(test_config_tenants),
@@ -613,12 +757,17 @@ int main(void)
         cmocka_unit_test(test_config_file_nested_and_dotted),
         cmocka_unit_test(test_config_file_errors_name_line_and_key),
         cmocka_unit_test(test_config_file_aliases_are_bounded),
+        cmocka_unit_test(test_config_redis),
+        cmocka_unit_test(test_config_shows_no_password),
         cmocka_unit_test(test_config_later_sources_win),
         cmocka_unit_test(test_config_environment),
         cmocka_unit_test(test_config_format_Q6_effective_configuration),
         cmocka_unit_test(test_config_describe_lists_every_key),
         cmocka_unit_test(test_config_Q6_profile_that_cannot_act),
+        cmocka_unit_test(test_config_Q6_prefix_settings_that_cannot_act),
+        cmocka_unit_test(test_config_shows_no_secret),
         cmocka_unit_test(test_config_yaml_sets_the_same_again),
+        cmocka_unit_test(test_config_yaml_escapes_control_characters),
         cmocka_unit_test(test_config_markdown_names_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

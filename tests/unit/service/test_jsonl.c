@@ -105,6 +105,28 @@ static void test_jsonl_reads_every_field(void **state)
     mr_jsonl_request_deinit(&r);
 }
 
+static void test_jsonl_cache_salt_X2(void **state)
+{
+    (void)state;
+    mr_jsonl_request r;
+    mr_error err;
+    char line[512];
+    /* U+0000 is a byte like any other: "a" and "a\0b" are two salts. */
+    assert_int_equal(read_line("{\"prompt_ids\": [1], \"cache_salt\": \"a\\u0000b\"}", &r, &err),
+                     MR_OK);
+    assert_int_equal(r.lists.cache_salt.size, 3);
+    assert_memory_equal(r.lists.cache_salt.data, "a\0b", 3);
+    mr_jsonl_request_deinit(&r);
+    assert_int_equal(read_line("{\"prompt_ids\": [1], \"cache_salt\": null}", &r, &err), MR_OK);
+    assert_int_equal(r.lists.cache_salt.size, 0);
+    mr_jsonl_request_deinit(&r);
+    refused("{\"prompt_ids\": [1], \"cache_salt\": 5}", MR_INVALID_ARGUMENT, "cache_salt");
+    snprintf(line, sizeof(line), "{\"prompt_ids\": [1], \"cache_salt\": \"%0256d\"}", 7);
+    accepted(line);
+    snprintf(line, sizeof(line), "{\"prompt_ids\": [1], \"cache_salt\": \"%0257d\"}", 7);
+    refused(line, MR_INVALID_ARGUMENT, "cache_salt");
+}
+
 static void test_jsonl_defaults_and_null(void **state)
 {
     (void)state;
@@ -428,6 +450,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_jsonl_reads_every_field),
+        cmocka_unit_test(test_jsonl_cache_salt_X2),
         cmocka_unit_test(test_jsonl_defaults_and_null),
         cmocka_unit_test(test_jsonl_keeps_the_id_of_a_bad_line),
         cmocka_unit_test(test_jsonl_refuses_bad_values),
