@@ -308,13 +308,12 @@ mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime)
     return runtime->identity;
 }
 
-bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
-                            mr_prefix_root *out)
+bool mr_runtime_prefix_root(mr_runtime *runtime, const mr_prefix_asker *asker, mr_prefix_root *out)
 {
     if (runtime->identity == NULL) {
         return false;
     }
-    mr_prefix_identity_root(runtime->identity, tenant, salt->data, salt->size, out);
+    mr_prefix_identity_root(runtime->identity, asker, out);
     return true;
 }
 
