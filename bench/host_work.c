@@ -29,6 +29,7 @@
 
 typedef struct settings {
     uint32_t sequences, context, waiting, steps, batch_tokens, block_size, tenants;
+    uint32_t prefix_caching;
 } settings;
 
 typedef struct bench {
@@ -39,6 +40,7 @@ typedef struct bench {
     mr_batch_storage *storage;
     mr_request **requests; /* [n_requests] */
     uint32_t n_requests;
+    mr_prefix_root root;
     uint64_t random;
     uint32_t *prompt;                    /* [context] */
     uint32_t *tokens;                    /* [rows] what is drawn */
@@ -84,8 +86,10 @@ static mr_request *make_request(bench *b, uint32_t number, bool spread)
     const uint32_t n_prompt = b->set.context > output + 1 ? b->set.context - output : 1;
     char id[32];
     snprintf(id, sizeof(id), "r%" PRIu32, number);
-    for (uint32_t i = 0; i < 8; i++) { /* different enough: nothing is hashed here */
-        b->prompt[draw(b, n_prompt)] = draw(b, VOCAB);
+    /* Different from the beginning on, so that no prompt is found in the cache. */
+    b->prompt[0] = number % VOCAB;
+    for (uint32_t i = 0; i < 8; i++) {
+        b->prompt[i < n_prompt ? i : 0] = draw(b, VOCAB);
     }
     const mr_request_spec spec = {
         .id = id,
@@ -102,6 +106,7 @@ static mr_request *make_request(bench *b, uint32_t number, bool spread)
         .arrived_ns = now(),
         .deadline_ns = MR_NEVER,
         .sink = &b->sink,
+        .prefix = b->set.prefix_caching != 0 ? &b->root : NULL,
     };
     mr_request *request = NULL;
     mr_error err = {0};
@@ -222,10 +227,15 @@ static void open_bench(bench *b)
     mr_error err = {0};
     mr_scheduler_batch_limits(&options, set->block_size, &limits);
     if (mr_block_pool_create(set->sequences * each + 1, set->block_size, &b->pool) != MR_OK ||
+        (set->prefix_caching != 0 && mr_block_pool_enable_cache(b->pool) != MR_OK) ||
         mr_scheduler_create(&options, b->pool, &b->scheduler, &err) != MR_OK ||
         mr_batch_storage_create(&limits, &b->storage) != MR_OK) {
         fprintf(stderr, "host_work: %s\n", err.message[0] != '\0' ? err.message : "out of memory");
         exit(EXIT_FAILURE);
+    }
+    if (set->prefix_caching != 0) {
+        b->root.block_size = set->block_size;
+        b->root.generation = mr_prefix_index_generation(mr_block_pool_index(b->pool));
     }
     b->sink.publish = publish;
     b->random = 1;
@@ -282,9 +292,10 @@ static void report(bench *b)
     mr_scheduler_stats stats;
     mr_scheduler_stats_get(b->scheduler, &stats);
     printf("{\"sequences\":%" PRIu32 ",\"context\":%" PRIu32 ",\"waiting\":%" PRIu32
-           ",\"tenants\":%" PRIu32 ",\"batch_tokens\":%" PRIu32 ",\"block_size\":%" PRIu32 ",",
+           ",\"tenants\":%" PRIu32 ",\"batch_tokens\":%" PRIu32 ",\"block_size\":%" PRIu32
+           ",\"prefix_caching\":%" PRIu32 ",",
            b->set.sequences, b->set.context, b->set.waiting, b->set.tenants, b->set.batch_tokens,
-           b->set.block_size);
+           b->set.block_size, b->set.prefix_caching);
     print_times("wall", b->all_us, b->n_all);
     printf(",");
     print_times("cpu", b->cpu_us, b->n_all);
@@ -323,7 +334,7 @@ static bool read_count(const char *text, uint32_t low, uint32_t high, uint32_t *
 
 int main(int argc, char **argv)
 {
-    static bench b = {.set = {256, 8192, 64, 5000, 8192, 16, 4}};
+    static bench b = {.set = {256, 8192, 64, 5000, 8192, 16, 4, 0}};
     const struct {
         const char *name, *help;
         uint32_t *value;
@@ -335,6 +346,8 @@ int main(int argc, char **argv)
         {"steps", "that are measured (5000)", &b.set.steps, 1, 1u << 24},
         {"batch-tokens", "of a step (8192)", &b.set.batch_tokens, 1, 1u << 16},
         {"block-size", "tokens of a KV block (16)", &b.set.block_size, 1, 256},
+        {"prefix-caching", "1: full blocks are hashed, registered and evicted too (0)",
+         &b.set.prefix_caching, 0, 1},
         {"tenants", "that the requests belong to (4)", &b.set.tenants, 1, MR_MAX_TENANTS},
     };
     enum { N_OPTIONS = sizeof(options) / sizeof(options[0]) };
