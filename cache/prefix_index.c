@@ -29,6 +29,12 @@ typedef struct heap_node {
 /* Added to the keys of those that have children. */
 #define INNER (UINT64_C(1) << 63)
 
+/* Of the map. The beginning of the hash stands beside the block for the same reason. */
+typedef struct bucket {
+    uint32_t block; /* MR_NULL_BLOCK: free */
+    uint32_t tag;
+} bucket;
+
 struct mr_prefix_index {
     uint32_t n_blocks;
     uint32_t block_size;
@@ -37,7 +43,7 @@ struct mr_prefix_index {
     uint32_t n_known;   /* registered */
     entry *entries;     /* [n_blocks] */
     uint32_t *tokens;   /* [n_blocks][block_size] */
-    uint32_t *buckets;  /* [mask + 1] blocks by hash, linear probing; MR_NULL_BLOCK: free */
+    bucket *buckets;    /* [mask + 1] blocks by hash, linear probing */
     heap_node *heap;    /* [n_blocks] idle blocks, who goes first on top */
     uint32_t *children; /* [n_blocks] scratch of check() */
     uint64_t serial;
@@ -141,19 +147,21 @@ static void tell(mr_prefix_index *index, mr_prefix_event_kind kind, const mr_blo
 
 /* ---- the map ---- */
 
-static uint32_t home_of(const mr_prefix_index *index, const mr_block_hash *hash)
+static uint32_t tag_of(const mr_block_hash *hash)
 {
     uint32_t first;
     memcpy(&first, hash->bytes, sizeof(first));
-    return first & index->mask;
+    return first;
 }
 
 /* The bucket of `hash`, or the free one where it would go. */
 static uint32_t bucket_of(const mr_prefix_index *index, const mr_block_hash *hash)
 {
-    uint32_t at = home_of(index, hash);
-    while (index->buckets[at] != MR_NULL_BLOCK &&
-           memcmp(&index->entries[index->buckets[at]].hash, hash, sizeof(*hash)) != 0) {
+    const uint32_t tag = tag_of(hash);
+    uint32_t at = tag & index->mask;
+    while (index->buckets[at].block != MR_NULL_BLOCK &&
+           (index->buckets[at].tag != tag ||
+            memcmp(&index->entries[index->buckets[at].block].hash, hash, sizeof(*hash)) != 0)) {
         at = (at + 1) & index->mask;
     }
     return at;
@@ -165,17 +173,16 @@ static void empty_bucket(mr_prefix_index *index, uint32_t hole)
     uint32_t at = hole;
     for (;;) {
         at = (at + 1) & index->mask;
-        const uint32_t block = index->buckets[at];
-        if (block == MR_NULL_BLOCK) {
+        const bucket next = index->buckets[at];
+        if (next.block == MR_NULL_BLOCK) {
             break;
         }
-        const uint32_t home = home_of(index, &index->entries[block].hash);
-        if (((at - home) & index->mask) >= ((at - hole) & index->mask)) {
-            index->buckets[hole] = block;
+        if (((at - next.tag) & index->mask) >= ((at - hole) & index->mask)) {
+            index->buckets[hole] = next;
             hole = at;
         }
     }
-    index->buckets[hole] = MR_NULL_BLOCK;
+    index->buckets[hole].block = MR_NULL_BLOCK;
 }
 
 static const uint32_t *tokens_of(const mr_prefix_index *index, uint32_t block)
@@ -186,7 +193,7 @@ static const uint32_t *tokens_of(const mr_prefix_index *index, uint32_t block)
 uint32_t mr_prefix_index_find(const mr_prefix_index *index, const mr_block_hash *hash,
                               const uint32_t *tokens)
 {
-    const uint32_t block = index->buckets[bucket_of(index, hash)];
+    const uint32_t block = index->buckets[bucket_of(index, hash)].block;
     const size_t bytes = index->block_size * sizeof(*tokens);
     return block != MR_NULL_BLOCK && memcmp(tokens_of(index, block), tokens, bytes) == 0
                ? block
@@ -195,7 +202,7 @@ uint32_t mr_prefix_index_find(const mr_prefix_index *index, const mr_block_hash 
 
 bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash)
 {
-    return index->buckets[bucket_of(index, hash)] != MR_NULL_BLOCK;
+    return index->buckets[bucket_of(index, hash)].block != MR_NULL_BLOCK;
 }
 
 bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block)
@@ -317,13 +324,13 @@ static uint32_t find_parent(const mr_prefix_index *index, const mr_prefix_entry 
     if (likely->serial != 0 && memcmp(&likely->hash, wanted->parent, sizeof(likely->hash)) == 0) {
         return wanted->before;
     }
-    return index->buckets[bucket_of(index, wanted->parent)];
+    return index->buckets[bucket_of(index, wanted->parent)].block;
 }
 
 void mr_prefix_index_expect(const mr_prefix_index *index, const mr_block_hash *hash, uint32_t block)
 {
     MR_CHECK(block < index->n_blocks);
-    __builtin_prefetch(&index->buckets[home_of(index, hash)], 1);
+    __builtin_prefetch(&index->buckets[tag_of(hash) & index->mask], 1);
     __builtin_prefetch(&index->entries[block], 1);
     __builtin_prefetch(index->tokens + (size_t)block * index->block_size, 1);
 }
@@ -340,11 +347,11 @@ bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *wanted)
             return false;
         }
     }
-    const uint32_t bucket = bucket_of(index, wanted->hash);
-    if (index->buckets[bucket] != MR_NULL_BLOCK) {
+    bucket *place = &index->buckets[bucket_of(index, wanted->hash)];
+    if (place->block != MR_NULL_BLOCK) {
         return false;
     }
-    index->buckets[bucket] = wanted->block;
+    *place = (bucket){wanted->block, tag_of(wanted->hash)};
     *e = (entry){.hash = *wanted->hash, .serial = ++index->serial, .parent = parent};
     memcpy(index->tokens + (size_t)wanted->block * index->block_size, wanted->tokens,
            index->block_size * sizeof(*wanted->tokens));
@@ -374,6 +381,10 @@ void mr_prefix_index_remove(mr_prefix_index *index, uint32_t block)
     tell(index, MR_PREFIX_REMOVED, &e->hash);
     e->serial = 0;
     index->n_known--;
+    if (index->n_idle > 0) { /* blocks are taken many at a time: mostly this one is next */
+        const uint32_t next = index->heap[0].block;
+        mr_prefix_index_expect(index, &index->entries[next].hash, next);
+    }
 }
 
 void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation)
@@ -420,7 +431,7 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
 {
     uint32_t in_buckets = 0;
     for (uint32_t i = 0; i <= index->mask; i++) {
-        in_buckets += index->buckets[i] != MR_NULL_BLOCK;
+        in_buckets += index->buckets[i].block != MR_NULL_BLOCK;
     }
     memset(index->children, 0, index->n_blocks * sizeof(*index->children));
     uint32_t registered = 0;
@@ -431,7 +442,7 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
             registered++;
             idle += e->place != 0;
             index->children[parent_of(index, e)]++;
-            if (index->buckets[bucket_of(index, &e->hash)] != block) {
+            if (index->buckets[bucket_of(index, &e->hash)].block != block) {
                 return false;
             }
         }
