@@ -23,13 +23,12 @@
 #include <time.h>
 
 #define VOCAB   32000u
-#define OUTPUT  256u /* tokens of a request, about */
 #define US(ns)  ((double)(ns) / 1000.0)
 #define PERCENT 100.0
 
 typedef struct settings {
     uint32_t sequences, context, waiting, steps, batch_tokens, block_size, tenants;
-    uint32_t prefix_caching;
+    uint32_t output, prefix_caching;
 } settings;
 
 typedef struct bench {
@@ -81,7 +80,7 @@ static uint64_t thread_time(void)
  * different lives, so that they do not end together. */
 static mr_request *make_request(bench *b, uint32_t number, bool spread)
 {
-    const uint32_t output = OUTPUT / 2 + draw(b, OUTPUT);
+    const uint32_t output = b->set.output / 2 + draw(b, b->set.output);
     const uint32_t left = spread ? 1 + draw(b, output) : output;
     const uint32_t n_prompt = b->set.context > output + 1 ? b->set.context - output : 1;
     char id[32];
@@ -214,7 +213,7 @@ static void open_bench(bench *b)
     const mr_scheduler_options options = {
         .max_batch_size = set->sequences,
         .max_batch_tokens = set->batch_tokens,
-        .max_seq_length = set->context + OUTPUT,
+        .max_seq_length = set->context + 2 * set->output,
         .max_queue = set->waiting + set->sequences,
         .max_preemptions = 3,
         .fair = {.ageing_ns = 10 * MR_NS_PER_S, .max_overtakes = 8, .overtake_ns = MR_NS_PER_S},
@@ -222,7 +221,7 @@ static void open_bench(bench *b)
         .slow_reader_timeout_ns = 30 * MR_NS_PER_S,
         .vocab_size = VOCAB,
     };
-    const uint32_t each = mr_blocks_for(set->context + OUTPUT, set->block_size);
+    const uint32_t each = mr_blocks_for(set->context + 2 * set->output, set->block_size);
     mr_batch_limits limits;
     mr_error err = {0};
     mr_scheduler_batch_limits(&options, set->block_size, &limits);
@@ -291,11 +290,11 @@ static void report(bench *b)
 {
     mr_scheduler_stats stats;
     mr_scheduler_stats_get(b->scheduler, &stats);
-    printf("{\"sequences\":%" PRIu32 ",\"context\":%" PRIu32 ",\"waiting\":%" PRIu32
-           ",\"tenants\":%" PRIu32 ",\"batch_tokens\":%" PRIu32 ",\"block_size\":%" PRIu32
-           ",\"prefix_caching\":%" PRIu32 ",",
-           b->set.sequences, b->set.context, b->set.waiting, b->set.tenants, b->set.batch_tokens,
-           b->set.block_size, b->set.prefix_caching);
+    printf("{\"sequences\":%" PRIu32 ",\"context\":%" PRIu32 ",\"output\":%" PRIu32
+           ",\"waiting\":%" PRIu32 ",\"tenants\":%" PRIu32 ",\"batch_tokens\":%" PRIu32
+           ",\"block_size\":%" PRIu32 ",\"prefix_caching\":%" PRIu32 ",",
+           b->set.sequences, b->set.context, b->set.output, b->set.waiting, b->set.tenants,
+           b->set.batch_tokens, b->set.block_size, b->set.prefix_caching);
     print_times("wall", b->all_us, b->n_all);
     printf(",");
     print_times("cpu", b->cpu_us, b->n_all);
@@ -312,7 +311,7 @@ static void run(bench *b)
     }
     /* Until all that can run do, and the first ones have made room for others. */
     const uint64_t warm_tokens = (uint64_t)b->n_requests * b->set.context;
-    const uint64_t warm = 2 * OUTPUT + warm_tokens / b->set.batch_tokens;
+    const uint64_t warm = 2 * (uint64_t)b->set.output + warm_tokens / b->set.batch_tokens;
     for (uint64_t i = 0; i < warm; i++) {
         step(b, false);
     }
@@ -334,7 +333,7 @@ static bool read_count(const char *text, uint32_t low, uint32_t high, uint32_t *
 
 int main(int argc, char **argv)
 {
-    static bench b = {.set = {256, 8192, 64, 5000, 8192, 16, 4, 0}};
+    static bench b = {.set = {256, 8192, 64, 5000, 8192, 16, 4, 1024, 0}};
     const struct {
         const char *name, *help;
         uint32_t *value;
@@ -342,6 +341,7 @@ int main(int argc, char **argv)
     } options[] = {
         {"sequences", "that run together (256)", &b.set.sequences, 1, 4096},
         {"context", "tokens of each at its end (8192)", &b.set.context, 2, 1u << 20},
+        {"output", "tokens that a request generates, about (1024)", &b.set.output, 2, 1u << 16},
         {"waiting", "requests behind them (64)", &b.set.waiting, 0, 1u << 20},
         {"steps", "that are measured (5000)", &b.set.steps, 1, 1u << 24},
         {"batch-tokens", "of a step (8192)", &b.set.batch_tokens, 1, 1u << 16},
