@@ -21,8 +21,6 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MR_DEFAULT_TENANT "default"
-
 /* Bytes of a client's salt. */
 #define MR_MAX_CACHE_SALT 256u
 

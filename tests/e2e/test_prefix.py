@@ -10,6 +10,7 @@ import time
 import grpc
 import pytest
 
+from keys import KeyServer, bearer, digest
 from metrics import Scrape
 from serving import CALL_S, Answer, Server, choices, failure, generate, greedy, request, unary
 from stubs import pb, pb_grpc
@@ -130,6 +131,22 @@ def test_salts_separate_X1_X2(cached):
     assert seen == [False, False, False, False, True]
     error = failure(cached.stub.Generate, greedy(2, text="a", cacheSalt="x" * 257))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and error.details().startswith("cache_salt")
+
+
+@pytest.mark.parametrize("scope,found", [("tenant", [False, False, True, True, False]),
+                                         ("shared", [False, True, True, True, False])])
+def test_tenants_find_their_own_or_what_all_share_X1(millrace_bin, model_path, scope, found):
+    """ada, bob, each again, and bob with a salt; ada's second key is ada's as well."""
+    tenants = ", ".join(f"{{name: {name}, keys: [{', '.join(digest(key) for key in keys)}]}}"
+                        for name, keys in (("ada", ("a", "a2")), ("bob", ("b",))))
+    settings = ("max_seq_length=512", f"cache_scope={scope}", f"tenants=[{tenants}]")
+    with KeyServer("a", millrace_bin, model_path, *settings) as server:
+        identified(server)
+        seen = []
+        for key, salt in (("a", ""), ("b", ""), ("a2", ""), ("b", ""), ("b", "ada")):
+            call = server.stub.Generate(greedy(2, text=LONG[:400], cacheSalt=salt), metadata=bearer(key), timeout=CALL_S)
+            seen.append(Answer(call).usage.cached_tokens > 0)
+        assert seen == found
 
 
 def test_reset_hurts_nothing_that_runs_X4(cached):
