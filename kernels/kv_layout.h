@@ -28,7 +28,7 @@ typedef struct mr_kv_layout {
     uint64_t all;    /* one block of all planes */
 } mr_kv_layout;
 
-/* Whether K/V can be kept in this type: F32, F16, BF16, INT8. */
+/* Whether K/V can be kept in this type: F32, F16, BF16, I8. */
 bool mr_kv_dtype_known(mr_dtype dtype);
 
 /* False when a size does not fit, or the type is none of those. */

@@ -214,11 +214,30 @@ mr_status mr_gguf_read_tokenizer(const mr_gguf *gguf, uint32_t vocab_size, mr_to
     return status;
 }
 
-mr_status mr_gguf_read_chat(const mr_gguf *gguf, mr_chat_template **out, mr_error *err)
+/* The text of the token that a key names, empty if it names none. */
+static mr_status read_end(const mr_gguf *gguf, const char *key, const mr_tokenizer *tokenizer,
+                          mr_bytes *out, mr_error *err)
+{
+    uint32_t id = UINT32_MAX;
+    *out = (mr_bytes){0};
+    MR_TRY(mr_gguf_read_u32(gguf, key, MR_GGUF_OPTIONAL, &id, err));
+    if (tokenizer != NULL && id < mr_tokenizer_vocab_size(tokenizer)) {
+        *out = mr_tokenizer_token_bytes(tokenizer, id);
+    }
+    return MR_OK;
+}
+
+mr_status mr_gguf_read_chat(const mr_gguf *gguf, const mr_tokenizer *tokenizer,
+                            mr_chat_template **out, mr_error *err)
 {
     mr_bytes text = {0};
+    mr_bytes bos;
+    mr_bytes eos;
+    MR_TRY(read_end(gguf, PREFIX "bos_token_id", tokenizer, &bos, err));
+    MR_TRY(read_end(gguf, PREFIX "eos_token_id", tokenizer, &eos, err));
     MR_TRY(mr_gguf_read_string(gguf, "tokenizer.chat_template", MR_GGUF_OPTIONAL, &text, err));
-    return mr_chat_template_create(text, out, err);
+    MR_TRY(mr_chat_template_create(text, out, err));
+    return mr_chat_template_set_ends(*out, bos, eos, err);
 }
 
 mr_status mr_gguf_read_eos(const mr_gguf *gguf, mr_model_config *config, mr_error *err)

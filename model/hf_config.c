@@ -6,12 +6,15 @@
 #include "model/hf_rope.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
 #define MAX_HEAD_WIDTH      8192u
 #define OPT_POSITION_OFFSET 2u
 #define OPT_EPSILON         1e-5f
+#define MAX_SAMPLING        100.0
+#define MAX_TOP_K           16777216.0 /* floats are exact up to here */
 
 /* Reads a size that must be there and at least 1. */
 static mr_status read_size(const json_t *root, const char *key, uint32_t *out, mr_error *err)
@@ -304,6 +307,39 @@ mr_status mr_hf_add_eos(const json_t *root, mr_model_config *config, mr_error *e
     }
     for (size_t i = 0; i < json_array_size(value); i++) {
         MR_TRY(add_end(json_array_get(value, i), config, err));
+    }
+    return MR_OK;
+}
+
+mr_status mr_hf_read_sampling(const json_t *root, mr_model_config *config, mr_error *err)
+{
+    /* Ranges are those of requests. */
+    const struct {
+        const char *key;
+        float *to;
+        double low, high;
+        bool above; /* the low end is outside */
+    } values[] = {
+        {"temperature", &config->sampling.temperature, 0.0, MAX_SAMPLING, false},
+        {"top_p", &config->sampling.top_p, 0.0, 1.0, true},
+        {"top_k", &config->sampling.top_k, 0.0, MAX_TOP_K, false},
+        {"min_p", &config->sampling.min_p, 0.0, 1.0, false},
+        {"repetition_penalty", &config->sampling.repetition_penalty, 0.0, MAX_SAMPLING, true},
+    };
+    for (size_t i = 0; i < sizeof(values) / sizeof(values[0]); i++) {
+        double value = (double)NAN;
+        MR_TRY(mr_hf_json_double(root, values[i].key, &value, err));
+        if (isnan(value)) {
+            continue;
+        }
+        const bool inside = value >= values[i].low && value <= values[i].high;
+        if (!inside || (values[i].above && value == values[i].low)) {
+            return mr_fail(err, MR_DATA_LOSS,
+                           "%s %g is out of range; correct the file, or remove "
+                           "the key",
+                           values[i].key, value);
+        }
+        *values[i].to = (float)value;
     }
     return MR_OK;
 }

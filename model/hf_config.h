@@ -59,4 +59,8 @@ MR_MUST_USE mr_status mr_hf_refuse_quantized(const json_t *root, mr_error *err);
  * or a list. DATA_LOSS. */
 MR_MUST_USE mr_status mr_hf_add_eos(const json_t *root, mr_model_config *config, mr_error *err);
 
+/* Fills config->sampling from generation_config.json. DATA_LOSS for a value out of range. */
+MR_MUST_USE mr_status mr_hf_read_sampling(const json_t *root, mr_model_config *config,
+                                          mr_error *err);
+
 #endif

@@ -94,7 +94,8 @@ static mr_status read_chat(const char *directory, parts *p, mr_chat_template **o
                                                                              : (const uint8_t *)"",
                                            .size = p->template_file.size}
                               : p->config.chat_template;
-    return mr_chat_template_create(text, out, err);
+    MR_TRY(mr_chat_template_create(text, out, err));
+    return mr_chat_template_set_ends(*out, p->config.bos_token, p->config.eos_token, err);
 }
 
 static mr_status read_all(const char *directory, parts *p, mr_hf_text *out, mr_error *err)

@@ -16,6 +16,7 @@
 #include "model/model_internal.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -184,7 +185,7 @@ static mr_status load_gguf(mr_model *model, const void *data, size_t size, const
     MR_TRY(model->arch->read_gguf(model->gguf, config, err));
     MR_TRY(mr_gguf_read_eos(model->gguf, config, err));
     MR_TRY(mr_gguf_read_tokenizer(model->gguf, config->vocab_size, &model->tokenizer, err));
-    MR_TRY(mr_gguf_read_chat(model->gguf, &model->chat, err));
+    MR_TRY(mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err));
     return try_plan(model, label, err);
 }
 
@@ -239,6 +240,9 @@ static mr_status load_config(mr_model *model, const char *dir, mr_error *err)
     MR_TRY(mr_hf_json_read(dir, "generation_config.json", &root, err));
     if (root != NULL) {
         status = mr_hf_add_eos(root, &model->config, err);
+        if (status == MR_OK) {
+            status = mr_hf_read_sampling(root, &model->config, err);
+        }
         json_decref(root);
     }
     if (status != MR_OK) {
@@ -282,6 +286,16 @@ static mr_status load_directory(mr_model *model, const char *dir, mr_error *err)
 
 /* ---- opening ---- */
 
+/* NULL when memory is short. */
+static mr_model *make_model(void)
+{
+    mr_model *model = mr_calloc(1, sizeof(*model));
+    if (model != NULL) {
+        model->config.sampling = (mr_sampling_defaults){NAN, NAN, NAN, NAN, NAN};
+    }
+    return model;
+}
+
 /* Closes the model unless status is OK; the message gets the path. */
 static mr_status finish_open(mr_model *model, mr_status status, const char *label,
                              const mr_error *local, mr_model **out, mr_error *err)
@@ -300,7 +314,7 @@ static mr_status open_map(mr_file_map map, const void *data, size_t size, const 
                           mr_model **out, mr_error *err)
 {
     mr_error local = {0};
-    mr_model *model = mr_calloc(1, sizeof(*model));
+    mr_model *model = make_model();
     if (model == NULL) {
         mr_file_map_close(&map);
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
@@ -315,7 +329,7 @@ static mr_status open_directory(const char *dir, const uint64_t *seed, mr_model 
                                 mr_error *err)
 {
     mr_error local = {0};
-    mr_model *model = mr_calloc(1, sizeof(*model));
+    mr_model *model = make_model();
     if (model == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
     }
@@ -372,7 +386,7 @@ static mr_status load_text(mr_model *model, const char *path, bool directory, mr
     }
     MR_TRY(mr_gguf_create(model->map.data, model->map.size, &model->gguf, err));
     MR_TRY(mr_gguf_read_tokenizer(model->gguf, UINT32_MAX, &model->tokenizer, err));
-    return mr_gguf_read_chat(model->gguf, &model->chat, err);
+    return mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err);
 }
 
 mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)

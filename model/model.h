@@ -27,6 +27,15 @@ typedef enum mr_bias_use {
     MR_BIAS_REQUIRED,
 } mr_bias_use;
 
+/* What a request that leaves them out gets, where the model says so; NaN: it does not. */
+typedef struct mr_sampling_defaults {
+    float temperature;
+    float top_p;
+    float top_k; /* a whole number */
+    float min_p;
+    float repetition_penalty;
+} mr_sampling_defaults;
+
 typedef struct mr_model_config {
     char architecture[32]; /* "llama" */
     char name[128];        /* what the file calls itself, or its file name */
@@ -59,6 +68,7 @@ typedef struct mr_model_config {
     uint64_t weights_bytes;   /* as stored */
     uint32_t eos[MR_MAX_EOS]; /* union over every place that names one; chat end tokens included */
     uint32_t n_eos;
+    mr_sampling_defaults sampling;
 } mr_model_config;
 
 /* Adds an end of sequence unless it is there. DATA_LOSS past MR_MAX_EOS. */

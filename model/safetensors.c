@@ -284,7 +284,9 @@ static int by_place(const void *a, const void *b)
 static mr_status check_places(const mr_safetensors *file, uint64_t data_bytes, mr_error *err)
 {
     uint64_t end = 0;
-    qsort(file->entries, file->count, sizeof(*file->entries), by_place);
+    if (file->count > 0) {
+        qsort(file->entries, file->count, sizeof(*file->entries), by_place);
+    }
     for (size_t i = 0; i < file->count; i++) {
         const entry *e = &file->entries[i];
         if (e->begin != end) {

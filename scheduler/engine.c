@@ -19,6 +19,7 @@ struct mr_engine {
 
     /* The engine thread's alone, once it runs. */
     mr_block_pool *pool;
+    mr_host_tier *host_tier; /* NULL: none */
     mr_scheduler *scheduler;
     mr_batch_storage *storage;
     mr_error failure; /* status MR_OK until the device fails */
@@ -173,6 +174,23 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
+/* Longer than any copy takes on a machine that works. */
+#define TRANSFER_TIMEOUT_NS (2 * MR_NS_PER_S)
+
+static mr_status create_tier(mr_engine *engine, const mr_engine_options *options, mr_error *err)
+{
+    if (options->host_memory == 0) {
+        return MR_OK;
+    }
+    const mr_host_tier_options tier = {
+        .memory_bytes = options->host_memory,
+        .block_bytes = options->block_bytes,
+        .timeout_ns = TRANSFER_TIMEOUT_NS,
+        .clock = options->clock,
+    };
+    return mr_host_tier_create(&tier, engine->exec, engine->pool, &engine->host_tier, err);
+}
+
 static mr_status create_cache(mr_engine *engine, const mr_engine_options *options, mr_error *err)
 {
     if (!options->prefix_caching) {
@@ -196,7 +214,10 @@ static mr_status create_parts(mr_engine *engine, const mr_engine_options *option
                        options->n_blocks, options->block_size);
     }
     MR_TRY(create_cache(engine, options, err));
-    MR_TRY(mr_scheduler_create(&options->scheduler, engine->pool, &engine->scheduler, err));
+    MR_TRY(create_tier(engine, options, err));
+    mr_scheduler_options scheduler = options->scheduler;
+    scheduler.host_tier = engine->host_tier;
+    MR_TRY(mr_scheduler_create(&scheduler, engine->pool, &engine->scheduler, err));
     mr_batch_limits limits;
     mr_scheduler_batch_limits(&options->scheduler, options->block_size, &limits);
     if (mr_batch_storage_create(&limits, &engine->storage) != MR_OK) {
@@ -210,6 +231,7 @@ static mr_status create_parts(mr_engine *engine, const mr_engine_options *option
 static void destroy_parts(mr_engine *engine)
 {
     mr_scheduler_destroy(engine->scheduler);
+    mr_host_tier_destroy(engine->host_tier);
     mr_batch_storage_destroy(engine->storage);
     mr_block_pool_destroy(engine->pool);
     mr_event_deinit(&engine->wake);

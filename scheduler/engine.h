@@ -20,11 +20,13 @@ typedef struct mr_engine_options {
     uint32_t n_blocks; /* block 0 included; as the executor was compiled */
     bool prefix_caching;
     uint32_t prefix_events; /* capacity of mr_engine_prefix_events(); 0: none */
+    uint64_t host_memory;   /* bytes of the host tier; 0: none */
+    uint64_t block_bytes;   /* mr_kv_block_bytes(); with a host tier only */
     mr_clock clock;
 } mr_engine_options;
 
 /* Borrows `exec` until destroy; it must have been compiled for these options. Starts the thread.
- * Gives the engine. */
+ * Gives the engine. Errors of the host tier are those of mr_host_tier_create(). */
 MR_MUST_USE mr_status mr_engine_create(const mr_engine_options *options, mr_exec *exec,
                                        mr_engine **out, mr_error *err);
 

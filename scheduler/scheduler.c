@@ -91,6 +91,7 @@ static mr_status allocate(mr_scheduler *s)
         s->group == NULL) {
         return MR_RESOURCE_EXHAUSTED;
     }
+    MR_TRY(mr_fair_queue_init(&s->fair, &s->options.fair, s->max_live));
     MR_TRY(mr_sequence_list_init(&s->waiting, s->max_live, false));
     MR_TRY(mr_sequence_list_init(&s->draining, s->max_live, false));
     /* Forks, which have a row each, come in before those that ended in the step are dropped. */
@@ -99,6 +100,7 @@ static mr_status allocate(mr_scheduler *s)
 
 static void deallocate(mr_scheduler *s)
 {
+    mr_fair_queue_deinit(&s->fair);
     mr_sequence_list_deinit(&s->waiting);
     mr_sequence_list_deinit(&s->running);
     mr_sequence_list_deinit(&s->draining);
@@ -134,7 +136,6 @@ static void init(mr_scheduler *s, const mr_scheduler_options *options, mr_block_
     s->max_blocks = mr_blocks_for(options->max_seq_length, s->block_size);
     /* Those that live, and as many that ended since news went out. */
     s->max_news = 2 * s->max_live;
-    mr_fair_queue_init(&s->fair, &options->fair);
     mr_pace_init(&s->pace);
 }
 
@@ -311,16 +312,9 @@ static mr_status refuse_place(mr_scheduler *s, mr_request *request)
  * False when that is the one that asks. */
 static bool make_place(mr_scheduler *s, const mr_request *request, uint64_t now_ns)
 {
-    const uint32_t fullest =
-        mr_fair_queue_fullest(&s->fair, &s->waiting, request->tenant, request->weight);
-    const mr_sequence *worst = NULL;
-    for (uint32_t i = 0; fullest != request->tenant && i < s->waiting.count; i++) {
-        const mr_sequence *sequence = s->waiting.items[i];
-        if (sequence->request->tenant == fullest && sequence->request->usage.scheduled_ns == 0 &&
-            (worst == NULL || mr_sequence_outranks(worst, sequence))) {
-            worst = sequence;
-        }
-    }
+    const uint32_t fullest = mr_fair_queue_fullest(&s->fair, request->tenant, request->weight);
+    const mr_sequence *worst =
+        fullest != request->tenant ? mr_fair_queue_worst(&s->fair, fullest) : NULL;
     if (worst == NULL) {
         return false;
     }
@@ -350,7 +344,8 @@ static mr_status make_room(mr_scheduler *s, mr_request *request)
     const uint64_t capacity = s->waiting.capacity;
     if (wanted > capacity) {
         const uint64_t room = 2 * capacity > wanted ? 2 * capacity : wanted;
-        if (room > UINT32_MAX || mr_sequence_list_reserve(&s->waiting, (uint32_t)room) != MR_OK) {
+        if (room > UINT32_MAX || mr_fair_queue_reserve(&s->fair, (uint32_t)room) != MR_OK ||
+            mr_sequence_list_reserve(&s->waiting, (uint32_t)room) != MR_OK) {
             return mr_fail(&request->error, MR_RESOURCE_EXHAUSTED, "no memory to queue %u choices",
                            request->params.n);
         }
@@ -408,4 +403,7 @@ void mr_scheduler_stats_get(const mr_scheduler *s, mr_scheduler_stats *out)
     mr_block_pool_stats_get(s->pool, &out->blocks);
     const mr_prefix_index *index = mr_block_pool_index(s->pool);
     out->prefix_blocks = index == NULL ? 0 : mr_prefix_index_count(index);
+    if (s->options.host_tier != NULL) {
+        mr_host_tier_stats_get(s->options.host_tier, &out->host);
+    }
 }

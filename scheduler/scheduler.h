@@ -15,6 +15,7 @@
 
 #include "base/status.h"
 #include "cache/block_pool.h"
+#include "cache/host_tier.h"
 #include "kernels/backend.h"
 #include "kernels/batch.h"
 #include "model/tokenizer.h"
@@ -45,6 +46,7 @@ typedef struct mr_scheduler_options {
     uint32_t n_eos;
     uint32_t vocab_size;
     const mr_tokenizer *tokenizer; /* borrows; NULL: requests with stop strings are refused */
+    mr_host_tier *host_tier; /* borrows until destroy; NULL: who is preempted is computed again */
 } mr_scheduler_options;
 
 #define MR_STEP_SIZES 13u /* upper bounds that steps are counted by */
@@ -65,10 +67,14 @@ typedef struct mr_scheduler_stats {
     uint64_t step_sizes[MR_STEP_SIZES + 1]; /* steps by tokens, at most mr_step_size_bounds[i] and
                                                more than the one before; the last: more than all */
     uint64_t preemptions;
-    uint64_t prefix_queries; /* prompt tokens of the requests that looked into the prefix cache */
-    uint64_t prefix_hits;    /* of them found */
-    uint32_t prefix_blocks;  /* that the prefix index knows: cached ones, and live ones */
+    uint64_t prefix_queries;   /* prompt tokens of the requests that looked into the prefix cache */
+    uint64_t prefix_hits;      /* of them found */
+    uint32_t prefix_blocks;    /* that the prefix index knows: cached ones, and live ones */
+    uint64_t preempted_tokens; /* whose K/V was lost by them */
+    uint64_t swapped_out;      /* of them those whose K/V was kept in the host tier */
+    uint64_t swapped_in;       /* and those that went on with it */
     mr_block_pool_stats blocks;
+    mr_host_tier_stats host; /* zero without one */
 } mr_scheduler_stats;
 
 extern const uint32_t mr_step_size_bounds[MR_STEP_SIZES]; /* 1, 8, 16 … 16384 */
@@ -95,9 +101,10 @@ void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now
 /* Plans the next step into `storage`. Returns true when there is a batch to run; else *wake_ns is
  * when to plan again though nothing new arrives (MR_NEVER: not before something does). Readers do
  * not announce what they took, so while a sequence is paused that is a few milliseconds away.
- * Cancelled and overdue requests end here, and their blocks are free when it returns. Should
- * nothing be planned twice in a row though something runs and no reader is waited for, the newest
- * running request ends with INTERNAL rather than that the engine spins. */
+ * Cancelled and overdue requests end here, and their blocks are free when it returns; where more
+ * than 256 wait, those among them end within eight steps. Should nothing be planned twice in a row
+ * though something runs and no reader is waited for, the newest running request ends with INTERNAL
+ * rather than that the engine spins. */
 bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage,
                        uint64_t *wake_ns);
 

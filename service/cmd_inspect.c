@@ -15,11 +15,20 @@ static json_t *rope_object(const mr_model_config *config)
             return NULL;
         }
     }
-    return json_pack("{s:s, s:f, s:I, s:s, s:o, s:f}", "type", config->rope_type, "theta",
-                     (double)config->rope_theta, "dims", (json_int_t)config->rope.dims, "pairing",
-                     config->rope.pairing == MR_ROPE_INTERLEAVED ? "interleaved" : "halves",
-                     "inv_freq", inv_freq, "attention_factor",
-                     (double)config->rope.attention_factor);
+    json_t *rope =
+        json_pack("{s:s, s:f, s:I, s:s, s:o, s:f}", "type", config->rope_type, "theta",
+                  (double)config->rope_theta, "dims", (json_int_t)config->rope.dims, "pairing",
+                  config->rope.pairing == MR_ROPE_INTERLEAVED ? "interleaved" : "halves",
+                  "inv_freq", inv_freq, "attention_factor", (double)config->rope.attention_factor);
+    /* The frequencies above are of prompts up to this length. */
+    if (config->rope.rule != MR_ROPE_FIXED &&
+        json_object_set_new(rope, "follows_length",
+                            json_pack("{s:s, s:I}", "rule", "prompt above", "tokens",
+                                      (json_int_t)config->rope.original)) != 0) {
+        json_decref(rope);
+        return NULL;
+    }
+    return rope;
 }
 
 static json_t *tensor_object(const mr_model_tensor *tensor)
@@ -119,8 +128,16 @@ static void print_text(const mr_model *model)
            ", f32 %" PRIu64 "\n",
            kv_bytes_per_token(c, MR_DTYPE_BF16), kv_bytes_per_token(c, MR_DTYPE_I8),
            kv_bytes_per_token(c, MR_DTYPE_F32));
-    printf("  RoPE            %s, theta %g, %" PRIu32 " dimensions\n", c->rope_type,
-           (double)c->rope_theta, c->rope.dims);
+    printf("  positions       ");
+    if (c->learned_positions > 0) {
+        printf("learned, %" PRIu32 "\n", c->context_length);
+    } else {
+        printf("RoPE %s, theta %g, %" PRIu32 " dimensions\n", c->rope_type, (double)c->rope_theta,
+               c->rope.dims);
+    }
+    if (c->window > 0) {
+        printf("  window          %" PRIu32 " tokens\n", c->window);
+    }
     printf("  chat template   %s\n",
            mr_chat_template_known(mr_model_chat(model)) ? "known" : "none that is known");
     printf("  tensors         %zu; --json lists them\n", mr_model_tensor_count(model));

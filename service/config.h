@@ -40,6 +40,7 @@ typedef struct mr_config {
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
     uint64_t kv_cache_memory;      /* bytes; 0: sized from the batch and the memory there is */
+    uint64_t kv_host_memory;       /* bytes of the host tier; 0: none */
     char kv_cache_dtype[8];        /* auto | f32 | f16 | bf16 | int8 */
     char enable_prefix_caching[8]; /* true | false */
     char cache_scope[8];           /* tenant | shared */

@@ -150,6 +150,11 @@ static double kv_bytes(const mr_metrics_view *view, uint32_t blocks)
     return (double)view->memory.kv_bytes / all * blocks;
 }
 
+static double kv_bytes_per_token(const mr_metrics_view *view)
+{
+    return view->block_size == 0 ? 0.0 : kv_bytes(view, 1) / view->block_size;
+}
+
 static double kv_usage(const mr_scheduler_stats *stats)
 {
     return stats->blocks.total == 0 ? 0.0 : (double)stats->blocks.live / stats->blocks.total;

@@ -149,6 +149,12 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
 static mr_status start_engine(mr_runtime *runtime, mr_error *err)
 {
     const mr_config *config = &runtime->config;
+    if (config->kv_host_memory > mr_memory_available()) {
+        return mr_fail_field(err, MR_RESOURCE_EXHAUSTED, "kv_host_memory",
+                             "kv_host_memory is %" PRIu64 " MiB, and %" PRIu64
+                             " MiB of memory are free: lower it",
+                             config->kv_host_memory / MIB, mr_memory_available() / MIB);
+    }
     const mr_model_config *model = mr_model_config_get(runtime->model);
     const mr_engine_options options = {
         .scheduler =
@@ -175,6 +181,8 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
             },
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,
+        .host_memory = config->kv_host_memory,
+        .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
         .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
         .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
         .clock = mr_clock_monotonic(),

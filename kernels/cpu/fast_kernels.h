@@ -145,7 +145,7 @@ typedef struct mr_fast_widen {
     mr_dtype dtype;
     const void *from; /* [rows][from_stride] */
     size_t from_stride;
-    const float *scales; /* INT8 only: of the columns, or of the rows */
+    const float *scales; /* I8 only: of the columns, or of the rows */
     bool scales_of_rows;
     float *to; /* [rows][to_stride] */
     size_t to_stride;

@@ -195,6 +195,13 @@ void mr_cpu_ropes_destroy(mr_cpu_exec *exec);
 /* Fills the tables that follow the lengths of the batch's sequences. */
 void mr_cpu_ropes_step(const mr_cpu_exec *exec, const mr_batch *batch);
 
+/* transfer.c: the executor's transfers, which are copies in memory and done when started. */
+void *mr_cpu_host_alloc(mr_exec *base, uint64_t bytes);
+void mr_cpu_host_free(mr_exec *base, void *memory, uint64_t bytes);
+MR_MUST_USE mr_status mr_cpu_transfer_start(mr_exec *base, const mr_transfer *transfer,
+                                            uint64_t *ticket, mr_error *err);
+mr_transfer_state mr_cpu_transfer_poll(mr_exec *base, uint64_t ticket);
+bool mr_cpu_transfer_cancel(mr_exec *base, uint64_t ticket);
 /* step.c: submit and wait of the executor's table. */
 MR_MUST_USE mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err);
 MR_MUST_USE mr_status mr_cpu_step_wait(mr_exec *base, mr_step_output *out, mr_error *err);

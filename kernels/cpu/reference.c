@@ -184,6 +184,7 @@ static void turn_heads(const mr_cpu_exec *exec, const mr_op_rope_kv *rk, const m
                 .epsilon = rk->epsilon,
                 .n = kv->head_width,
             };
+            MR_CHECK(r.gain != NULL);
             rms_norm(&r);
         }
         if (rk->rope != UINT16_MAX) {

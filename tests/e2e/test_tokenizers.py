@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """Ids and text equal Hugging Face `tokenizers`, on 10,000 random strings a family (K2, K3)."""
+import hashlib
 import json
 import pathlib
 import random
@@ -190,3 +191,49 @@ def test_K3_unknown_component_is_refused_by_name(millrace_bin, tmp_path, part, v
     name = (value.get("normalizers") or [value])[0]["type"]
     message = refusal(millrace_bin, tmp_path)
     assert f'"{name}"' in message and "tokenizer.json" in message
+
+
+def chat_directory(folder, model_path, template=None):
+    """SmolLM2's tokenizer and its template, as a directory."""
+    write_directory(folder, families.smollm(model_path))
+    data = families.gguf_metadata(model_path)
+    config = {"bos_token": "<|im_start|>", "eos_token": "<|im_end|>"}
+    config["chat_template"] = template or data["tokenizer.chat_template"]
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    return folder
+
+
+def test_K6_chat_of_a_directory_never_reads_users_text_as_special(
+    millrace_bin, model_path, tmp_path
+):
+    model = chat_directory(tmp_path, model_path)
+    tokenizer = families.smollm(model_path)
+    specials = {t.content for t in tokenizer.get_added_tokens_decoder().values() if t.special}
+    rows = [{"messages": [{"role": "user", "content": f"a {text}b"}]} for text in sorted(specials)]
+    answers = run_lines(millrace_bin, model, rows, "--chat")
+    assert answers == run_lines(millrace_bin, model_path, rows, "--chat")
+    ids = {tokenizer.token_to_id(text) for text in specials}
+    for row, answer in zip(rows, answers):
+        content = row["messages"][0]["content"]
+        assert content in answer["text"]
+        # Three turns are opened and two closed; no other control token is there.
+        assert sum(one in ids for one in answer["ids"]) == 5
+        assert tokenizer.decode(answer["ids"], skip_special_tokens=False) == answer["text"]
+
+
+@pytest.mark.parametrize("place", ["tokenizer_config.json", "chat_template.jinja"])
+def test_K4_other_template_serves_text_but_no_chat(millrace_bin, model_path, tmp_path, place):
+    other = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    model = chat_directory(tmp_path, model_path, other if place.endswith("json") else None)
+    if place.endswith("jinja"):  # goes before the configuration's, a known one
+        (tmp_path / place).write_text(other + "\n")
+    assert "ids" in run_lines(millrace_bin, model, [{"text": "Hello"}])[0]
+    done = subprocess.run(
+        [millrace_bin, "tokenize", "--model", model, "--jsonl", "--chat"],
+        input=json.dumps({"messages": [{"role": "user", "content": "Hi"}]}).encode() + b"\n",
+        capture_output=True, timeout=60,
+    )
+    assert done.returncode == 1
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "FAILED_PRECONDITION"
+    assert hashlib.sha256(other.encode()).hexdigest() in error["message"]

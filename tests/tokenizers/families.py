@@ -359,6 +359,32 @@ def phi3():
     return made
 
 
+def patterns():
+    """No family: a chain of patterns as the first DeepSeek models have it, anchors included."""
+    made = trained("gpt2")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [split(p) for p in (r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+", r"\s+$", "[\u4e00-\u9fa5]+")]
+        + [pre_tokenizers.Digits(individual_digits=False), byte_level(False)]
+    )
+    return made
+
+
+def patterns_behavior():
+    """No family: every behavior of a split, anchors, matches that are empty."""
+    made = trained("gpt2")
+    made.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(r"(?=\p{Lu})"), "isolated"),
+            pre_tokenizers.Split(Regex(r"^.|\d+$"), "contiguous"),
+            pre_tokenizers.Split(Regex(r"\p{Ll}+"), "merged_with_previous", invert=True),
+            pre_tokenizers.Split("  ", "merged_with_next"),
+            pre_tokenizers.Split("\u00a0", "removed"),
+            byte_level(True),
+        ]
+    )
+    return made
+
+
 def flags():
     """No family: GPT-2's components and added tokens with every flag, normalised and not."""
     made = trained("gpt2")
@@ -399,6 +425,6 @@ FAMILIES = {
     maker.__name__: maker
     for maker in (
         gpt2, llama3, qwen2, qwen3, qwen35, deepseek, llama2, mistral, mistral_metaspace,
-        mistral_tekken, gemma, phi3, flags, flags_prefix,
+        mistral_tekken, gemma, phi3, patterns, patterns_behavior, flags, flags_prefix,
     )
 }  # and smollm, which wants the path of the GGUF file

@@ -139,7 +139,7 @@ static double score(const tiny_plan *tiny, const double *q, const double *k)
 }
 
 static double *attention(const tiny_plan *tiny, const double *q, const double *k, const double *v,
-                         uint32_t count)
+                         uint32_t count, uint32_t window)
 {
     const tiny_dims *d = &tiny->dims;
     const uint32_t width = d->head_width;
@@ -147,7 +147,7 @@ static double *attention(const tiny_plan *tiny, const double *q, const double *k
     for (uint32_t i = 0; i < count * d->heads; i++) {
         const uint32_t t = i / d->heads;
         const uint32_t group = i % d->heads / (d->heads / d->kv_heads);
-        const uint32_t first = d->window > 0 && t + 1 > d->window ? t + 1 - d->window : 0;
+        const uint32_t first = window > 0 && t + 1 > window ? t + 1 - window : 0;
         double sum = 0.0;
         for (uint32_t p = first; p <= t; p++) {
             const size_t at = ((size_t)p * d->kv_heads + group) * width;
@@ -187,9 +187,10 @@ static void add(double *stream, double *more, size_t count)
     free(more);
 }
 
-static void run_layer(const tiny_plan *tiny, const tiny_layer *w, double *stream, uint32_t count,
+static void run_layer(const tiny_plan *tiny, uint32_t layer, double *stream, uint32_t count,
                       mr_dtype kv_dtype)
 {
+    const tiny_layer *w = &tiny->layers[layer];
     const tiny_dims *d = &tiny->dims;
     double *h = norm(tiny, w->attn_gain, w->attn_bias, stream, count);
     double *q = linear(tiny, w->q, w->q_bias, h, count);
@@ -199,7 +200,7 @@ static void run_layer(const tiny_plan *tiny, const tiny_layer *w, double *stream
     rope(tiny, k, count, d->kv_heads);
     keep(k, count * d->kv_heads, d->head_width, kv_dtype);
     keep(v, count * d->kv_heads, d->head_width, kv_dtype);
-    double *seen = attention(tiny, q, k, v, count);
+    double *seen = attention(tiny, q, k, v, count, tiny_window(d, layer));
     add(stream, linear(tiny, w->o, MR_NO_WEIGHT, seen, count), (size_t)count * d->width);
     free(h);
     h = norm(tiny, w->ffn_gain, w->ffn_bias, stream, count);
@@ -229,7 +230,7 @@ double *naive_logits(const tiny_plan *tiny, const int32_t *tokens, uint32_t coun
             (double)tiny->dims.embed_scale * table[(size_t)tokens[i / width] * width + i % width];
     }
     for (uint32_t i = 0; i < tiny->dims.layers; i++) {
-        run_layer(tiny, &tiny->layers[i], stream, count, kv_dtype);
+        run_layer(tiny, i, stream, count, kv_dtype);
     }
     double *h = norm(tiny, tiny->out_gain, tiny->out_bias, stream, count);
     double *logits = linear(tiny, tiny->head, MR_NO_WEIGHT, h, count);

@@ -169,6 +169,11 @@ static void test_variants_as_reference(void **state)
     dims.heads = 6;
     dims.kv_heads = 1;
     check_against_reference(&dims, &options, 1e-5, "one KV head");
+    dims = tiny_dims_default();
+    dims.layers = 3;
+    dims.window = 5;
+    dims.every_other = true;
+    check_against_reference(&dims, &options, 1e-5, "a window of every other layer");
     static const mr_activation activations[] = {MR_ACT_SILU, MR_ACT_GELU_TANH, MR_ACT_GELU,
                                                 MR_ACT_RELU};
     for (size_t i = 0; i < sizeof(activations) / sizeof(activations[0]); i++) {
@@ -196,6 +201,41 @@ static void test_kv_types_and_blocks(void **state)
         options.kv_dtype = MR_DTYPE_I8;
         check_against_reference(&dims, &options, 5e-3, "int8 blocks");
     }
+}
+
+/* Where the layers of a group have their K/V makes no difference: each group has tables and slots
+ * of its own. */
+static void test_kv_groups_have_tables_of_their_own(void **state)
+{
+    (void)state;
+    static const mr_compute computes[] = {MR_COMPUTE_F32, MR_COMPUTE_AUTO};
+    const mr_exec_options options = tiny_options();
+    const schedule how = {.chunk = 7, .neighbours = 2};
+    tiny_dims dims = tiny_dims_default();
+    dims.layers = 3;
+    dims.window = 9;
+    dims.every_other = true;
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    for (size_t c = 0; c < 2; c++) {
+        for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+            mr_backend *backend = make_backend(computes[c], isas[i], 2);
+            if (backend == NULL) {
+                continue;
+            }
+            float *one = run(backend, &tiny, &options, how);
+            tiny.plan->kv.groups = 2;
+            tiny.plan->kv.group_of[1] = 1;
+            float *two = run(backend, &tiny, &options, how);
+            tiny.plan->kv.groups = 1;
+            tiny.plan->kv.group_of[1] = 0;
+            assert_memory_equal(one, two, LENGTH * VOCAB * sizeof(float));
+            free(one);
+            free(two);
+            backend->vt->destroy(backend);
+        }
+    }
+    tiny_plan_destroy(&tiny);
 }
 
 /* Chunks, neighbours and threads change no bit. */
@@ -297,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_quantised_weights_near_reference),
         cmocka_unit_test(test_variants_as_reference),
         cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_kv_groups_have_tables_of_their_own),
         cmocka_unit_test(test_exec_batch_invariance),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_paths_have_names),

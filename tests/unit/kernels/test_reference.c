@@ -141,6 +141,17 @@ static void test_matches_naive_variants(void **state)
     }
 }
 
+/* Layers with windows of their own, as Gemma and Qwen have them, need one table of blocks only. */
+static void test_windows_of_every_other_layer(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    dims.layers = 4;
+    dims.window = 7;
+    dims.every_other = true;
+    assert_true(distance_of(&dims, MR_DTYPE_F32, MR_DTYPE_F32) < 1e-5);
+}
+
 /* The four types, each near the model with the same rounding, over odd widths. A value on the edge
  * between two steps may fall to the other side, so that it is not nearer. */
 static void test_kv_types(void **state)
@@ -521,6 +532,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matches_naive_every_dtype),
         cmocka_unit_test(test_matches_naive_variants),
+        cmocka_unit_test(test_windows_of_every_other_layer),
         cmocka_unit_test(test_kv_types),
         cmocka_unit_test(test_D4_bits_do_not_depend_on_batch_or_threads),
         SESSION_TEST(test_token_src_names_drawn_rows),

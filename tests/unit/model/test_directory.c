@@ -13,6 +13,7 @@
 #include "../base/temp_dir.h"
 #include "safetensors_writer.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -109,6 +110,28 @@ static void test_ends_T5_are_the_union(void **state)
     }
     refused("{" LLAMA ",\"eos_token_id\":32}", MR_DATA_LOSS, "eos_token_id");
     refused("{" LLAMA ",\"eos_token_id\":\"2\"}", MR_DATA_LOSS, "eos_token_id");
+}
+
+static void test_sampling_of_a_generation_config(void **state)
+{
+    (void)state;
+    mr_model *model = accepted("{" LLAMA "}", "{\"temperature\":0.6,\"top_k\":20,"
+                                              "\"repetition_penalty\":1.05,\"top_p\":null}");
+    const mr_sampling_defaults *own = &mr_model_config_get(model)->sampling;
+    assert_true(own->temperature == 0.6f);
+    assert_true(own->top_k == 20.0f);
+    assert_true(own->repetition_penalty == 1.05f);
+    assert_true(isnan(own->top_p) && isnan(own->min_p));
+    mr_model_close(model);
+    static const char *const bad[] = {"{\"temperature\":-1}", "{\"top_p\":0}", "{\"top_p\":1.5}",
+                                      "{\"min_p\":\"x\"}", "{\"repetition_penalty\":0}"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        mr_error err;
+        model = NULL;
+        assert_int_equal(open_config("{" LLAMA "}", bad[i], &model, &err), MR_DATA_LOSS);
+        assert_non_null(strstr(err.message, "generation_config.json: "));
+        assert_null(model);
+    }
 }
 
 /* The windows of a plan's attention operators, layer after layer. */
@@ -326,6 +349,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults_are_those_of_the_classes),
         cmocka_unit_test(test_ends_T5_are_the_union),
+        cmocka_unit_test(test_sampling_of_a_generation_config),
         cmocka_unit_test(test_windows),
         cmocka_unit_test(test_what_is_not_supported_is_refused_by_name),
         cmocka_unit_test(test_configurations_that_cannot_be),

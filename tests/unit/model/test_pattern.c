@@ -45,6 +45,7 @@ static void test_translate_what_both_read_alike(void **state)
 static void test_translate_classes(void **state)
 {
     (void)state;
+    check("^a.b$", "(?m:^)a.b(?m:$)");
     check("\\p{Z}", "[\\p{Z}]");
     check("\\P{Lt}+", "[^\\p{Lt}]+");
     check("[^a\\p{Lt}\\p{Z}]", "[^a\\p{Lt}\\p{Z}]");
@@ -54,9 +55,9 @@ static void test_translate_K3_refuses_what_it_does_not_know(void **state)
 {
     (void)state;
     static const char *const refused[] = {
-        "\\p{Greek}", "\\p{^L}", "\\w",         "\\b",  "\\h",   "a.b",   "^a",
-        "a$",         "[a&&b]",  "[[:alpha:]]", "[a",   "[]a]",  "a{,2}", "a{x}",
-        "a{1,2}+",    "(?<n>a)", "(?i)a",       "(*X)", "\\x41", "[\\S]",
+        "\\p{Greek}",  "\\p{^L}", "\\w",  "\\b",   "\\h",   "[a&&b]",
+        "[[:alpha:]]", "[a",      "[]a]", "a{,2}", "a{x}",  "a{1,2}+",
+        "(?<n>a)",     "(?i)a",   "(*X)", "\\x41", "[\\S]",
     };
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         mr_buffer out = {0};

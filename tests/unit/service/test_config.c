@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config.h"
+#include "service/config_value.h"
 #include "service/generation.h"
 
 #include <setjmp.h>
@@ -77,10 +78,14 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.prefill_interval, 1);
     assert_int_equal(config.max_queue_requests, 1024);
     assert_int_equal(config.max_preemptions, 3);
+    assert_int_equal(config.priority_ageing_ms, 10000);
+    assert_int_equal(config.max_overtakes, 8);
+    assert_int_equal(config.overtake_timeout_ms, 1000);
     assert_int_equal(config.slow_reader_timeout_ms, 30000);
     assert_int_equal(config.block_size, 16);
     assert_int_equal(config.max_seq_length, 0);
     assert_int_equal(config.kv_cache_memory, 0);
+    assert_int_equal(config.kv_host_memory, 0);
 }
 
 static void test_config_keepalive_G1(void **state)
@@ -235,6 +240,41 @@ static void test_config_tenants_refused(void **state)
     load_refused("tenants: []\ntenants: []\n", MR_INVALID_ARGUMENT, "line 2", "given twice");
 }
 
+static void decimal_refused(const mr_config_key *key, const char *text)
+{
+    double value = 7.0;
+    mr_error err = {0};
+    assert_int_equal(mr_config_value_set(&value, key, text, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "0 to 1000");
+    assert_true(value == 7.0);
+}
+
+static void test_config_decimals(void **state)
+{
+    (void)state;
+    const mr_config_key key = {
+        .name = "rate", .kind = MR_KEY_DECIMAL, .size = sizeof(double), .high = 1000};
+    static const struct {
+        const char *text;
+        double value;
+    } good[] = {{"0", 0}, {"0.5", 0.5}, {"12", 12}, {"000.25", 0.25}, {"1000", 1000}};
+    double value = 7.0;
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        assert_int_equal(mr_config_value_set(&value, &key, good[i].text, NULL), MR_OK);
+        assert_true(value == good[i].value);
+    }
+    mr_buffer text = {0};
+    value = 0.5;
+    assert_int_equal(mr_config_value_format(&value, &key, &text), MR_OK);
+    assert_memory_equal(text.data, "0.5", 3);
+    mr_buffer_deinit(&text);
+    static const char *const bad[] = {"",    "-1",  "+1",  ".5", "5.", "1e2",   "0x10",
+                                      "inf", "nan", "1,5", " 1", "1 ", "1.2.3", "1000.1"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        decimal_refused(&key, bad[i]);
+    }
+}
+
 static void test_config_tenants_are_bounded(void **state)
 {
     (void)state;
@@ -280,6 +320,10 @@ static void test_config_sizes(void **state)
         set_ok(&config, sizes[i].text);
         assert_true(config.kv_cache_memory == sizes[i].bytes);
     }
+    set_ok(&config, "kv_host_memory=2GiB");
+    assert_true(config.kv_host_memory == UINT64_C(2147483648));
+    set_ok(&config, "kv_host_memory=0");
+    assert_int_equal(config.kv_host_memory, 0);
     set_refused("kv_cache_memory=", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=4GB", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=-1", MR_INVALID_ARGUMENT, "such as 512MiB");
@@ -709,6 +753,7 @@ int main(void)
         cmocka_unit_test(test_config_tenants),
         cmocka_unit_test(test_config_tenants_refused),
         cmocka_unit_test(test_config_tenants_are_bounded),
+        cmocka_unit_test(test_config_decimals),
         cmocka_unit_test(test_config_sizes),
         cmocka_unit_test(test_config_bounds),
         cmocka_unit_test(test_config_unknown_key_names_the_nearest),
