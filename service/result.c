@@ -2,6 +2,7 @@
 #include "service/result.h"
 
 #include "base/checked.h"
+#include "service/tenants.h"
 
 #include <errno.h>
 #include <poll.h>
