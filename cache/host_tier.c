@@ -30,7 +30,7 @@ typedef struct slot {
     uint64_t started_ns;
     uint64_t deadline_ns;
 
-    uint8_t hash[MR_HOST_HASH_BYTES];
+    mr_block_hash hash;
     uint32_t hash_next;
     uint32_t newer, older; /* cached, not owned and not moving: a place in the order of use */
 } slot;
@@ -39,8 +39,9 @@ struct mr_host_tier {
     mr_exec *exec;       /* borrows */
     mr_block_pool *pool; /* borrows */
     mr_host_tier_options options;
-    uint8_t *memory; /* owns, of the device's host_alloc, [n_slots][block_bytes] */
-    slot *slots;     /* owns, [n_slots] */
+    uint8_t *memory;  /* owns, of the device's host_alloc, [n_slots][block_bytes] */
+    slot *slots;      /* owns, [n_slots] */
+    uint32_t *tokens; /* owns, [n_slots][block_size] of cached blocks */
     uint32_t n_slots;
     uint32_t free; /* the first one */
     uint32_t n_free;
@@ -67,7 +68,7 @@ static mr_status check_options(const mr_host_tier_options *o, const mr_exec *exe
                              "kv_host_memory: this device copies no KV blocks to host memory; set "
                              "it to 0");
     }
-    if (o->block_bytes == 0 || o->memory_bytes < o->block_bytes) {
+    if (o->block_bytes == 0 || o->block_size == 0 || o->memory_bytes < o->block_bytes) {
         return mr_fail_field(
             err, MR_INVALID_ARGUMENT, "kv_host_memory",
             "kv_host_memory is %llu bytes, less than a KV block of %llu: raise it, "
@@ -85,12 +86,13 @@ static bool allocate(mr_host_tier *t)
         t->n_buckets *= 2;
     }
     t->slots = mr_calloc(t->n_slots, sizeof(*t->slots));
+    t->tokens = mr_calloc((size_t)t->n_slots * t->options.block_size, sizeof(*t->tokens));
     t->moving = mr_calloc(t->n_slots, sizeof(*t->moving));
     t->blocks = mr_calloc(t->n_slots, sizeof(*t->blocks));
     t->host = mr_calloc(t->n_slots, sizeof(*t->host));
     t->buckets = mr_calloc(t->n_buckets, sizeof(*t->buckets));
-    if (t->slots == NULL || t->moving == NULL || t->blocks == NULL || t->host == NULL ||
-        t->buckets == NULL) {
+    if (t->slots == NULL || t->tokens == NULL || t->moving == NULL || t->blocks == NULL ||
+        t->host == NULL || t->buckets == NULL) {
         return false;
     }
     t->memory = t->exec->vt->host_alloc(t->exec, t->n_slots * t->options.block_bytes);
@@ -103,6 +105,7 @@ static void deallocate(mr_host_tier *t)
         t->exec->vt->host_free(t->exec, t->memory, t->n_slots * t->options.block_bytes);
     }
     free(t->slots);
+    free(t->tokens);
     free(t->moving);
     free(t->blocks);
     free(t->host);
@@ -191,26 +194,32 @@ static void leave_idle(mr_host_tier *t, uint32_t entry)
 
 /* The table of hashes. */
 
-static uint32_t *bucket_of(const mr_host_tier *t, const uint8_t *hash)
+static uint32_t *bucket_of(const mr_host_tier *t, const mr_block_hash *hash)
 {
     uint32_t bits;
-    memcpy(&bits, hash, sizeof(bits)); /* a cryptographic hash needs no other */
+    memcpy(&bits, hash->bytes, sizeof(bits)); /* a cryptographic hash needs no other */
     return &t->buckets[bits & (t->n_buckets - 1)];
 }
 
-static uint32_t find(const mr_host_tier *t, const uint8_t *hash)
+static uint32_t find(const mr_host_tier *t, const mr_block_hash *hash)
 {
     uint32_t entry = *bucket_of(t, hash);
-    while (entry != NONE && memcmp(t->slots[entry].hash, hash, MR_HOST_HASH_BYTES) != 0) {
+    while (entry != NONE && memcmp(&t->slots[entry].hash, hash, sizeof(*hash)) != 0) {
         entry = t->slots[entry].hash_next;
     }
     return entry;
 }
 
-static void add_hash(mr_host_tier *t, uint32_t entry, const uint8_t *hash)
+static uint32_t *tokens_of(const mr_host_tier *t, uint32_t entry)
 {
-    uint32_t *bucket = bucket_of(t, hash);
-    memcpy(t->slots[entry].hash, hash, MR_HOST_HASH_BYTES);
+    return t->tokens + (size_t)entry * t->options.block_size;
+}
+
+static void add_hash(mr_host_tier *t, uint32_t entry, const mr_host_key *key)
+{
+    uint32_t *bucket = bucket_of(t, key->hash);
+    t->slots[entry].hash = *key->hash;
+    memcpy(tokens_of(t, entry), key->tokens, t->options.block_size * sizeof(*key->tokens));
     t->slots[entry].cached = true;
     t->slots[entry].hash_next = *bucket;
     *bucket = entry;
@@ -219,7 +228,7 @@ static void add_hash(mr_host_tier *t, uint32_t entry, const uint8_t *hash)
 
 static void remove_hash(mr_host_tier *t, uint32_t entry)
 {
-    uint32_t *at = bucket_of(t, t->slots[entry].hash);
+    uint32_t *at = bucket_of(t, &t->slots[entry].hash);
     while (*at != entry) {
         at = &t->slots[*at].hash_next;
     }
@@ -477,10 +486,9 @@ void mr_host_tier_drop(mr_host_tier *t, mr_host_handle handle)
 
 /* ---- cached blocks ---- */
 
-mr_status mr_host_tier_cache(mr_host_tier *t, const uint8_t hash[MR_HOST_HASH_BYTES],
-                             uint32_t block)
+mr_status mr_host_tier_cache(mr_host_tier *t, const mr_host_key *key, uint32_t block)
 {
-    uint32_t entry = find(t, hash);
+    uint32_t entry = find(t, key->hash);
     if (entry != NONE) {
         const slot *e = &t->slots[entry];
         if (!e->owned && !e->moving) {
@@ -498,24 +506,25 @@ mr_status mr_host_tier_cache(mr_host_tier *t, const uint8_t hash[MR_HOST_HASH_BY
         free_entry(t, entry);
         return status;
     }
-    add_hash(t, entry, hash);
+    add_hash(t, entry, key);
     poll_entry(t, entry);
     return MR_OK;
 }
 
-bool mr_host_tier_has(const mr_host_tier *t, const uint8_t hash[MR_HOST_HASH_BYTES])
+bool mr_host_tier_has(const mr_host_tier *t, const mr_host_key *key)
 {
-    const uint32_t entry = find(t, hash);
-    return entry != NONE && !t->slots[entry].owned && !t->slots[entry].moving;
+    const uint32_t entry = find(t, key->hash);
+    return entry != NONE && !t->slots[entry].owned && !t->slots[entry].moving &&
+           memcmp(tokens_of(t, entry), key->tokens, t->options.block_size * sizeof(*key->tokens)) ==
+               0;
 }
 
-mr_status mr_host_tier_pin(mr_host_tier *t, const uint8_t hash[MR_HOST_HASH_BYTES],
-                           mr_host_handle *out)
+mr_status mr_host_tier_pin(mr_host_tier *t, const mr_host_key *key, mr_host_handle *out)
 {
-    if (!mr_host_tier_has(t, hash)) {
+    if (!mr_host_tier_has(t, key)) {
         return MR_NOT_FOUND;
     }
-    const uint32_t entry = find(t, hash);
+    const uint32_t entry = find(t, key->hash);
     leave_idle(t, entry);
     t->slots[entry].owned = true;
     t->slots[entry].failed = false;
@@ -563,6 +572,11 @@ uint32_t mr_host_tier_freeing(const mr_host_tier *t)
 double mr_host_tier_ns_per_byte(const mr_host_tier *t)
 {
     return t->ns_per_byte;
+}
+
+bool mr_host_tier_immediate(const mr_host_tier *t)
+{
+    return t->options.immediate;
 }
 
 mr_exec *mr_host_tier_exec(const mr_host_tier *t)
