@@ -127,8 +127,9 @@ static void demote(void *ctx, uint32_t block)
     const mr_prefix_index *index = mr_block_pool_index(s->pool);
     const mr_host_key key = {.hash = mr_prefix_index_hash(index, block),
                              .tokens = mr_prefix_index_tokens(index, block)};
-    /* It is only a cache: what does not fit is computed again. */
-    (void)!mr_host_tier_cache(s->options.host_tier, &key, block);
+    if (mr_host_tier_cache(s->options.host_tier, &key, block) != MR_OK) {
+        return; /* it is only a cache: what does not fit is computed again */
+    }
 }
 
 void mr_scheduler_prefix_demote_to(mr_scheduler *s, mr_host_tier *tier)
