@@ -297,6 +297,18 @@ uint32_t mr_prefix_index_oldest(const mr_prefix_index *index)
     return index->heap[0].block;
 }
 
+const mr_block_hash *mr_prefix_index_hash(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(mr_prefix_index_has_block(index, block));
+    return &index->entries[block].hash;
+}
+
+const uint32_t *mr_prefix_index_tokens(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(mr_prefix_index_has_block(index, block));
+    return index->tokens + (size_t)block * index->block_size;
+}
+
 uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index)
 {
     return index->n_idle;

@@ -84,6 +84,9 @@ void mr_prefix_index_busy(mr_prefix_index *index, uint32_t block);
 void mr_prefix_index_remove(mr_prefix_index *index, uint32_t block);
 /* The idle block to go first; there is one. */
 uint32_t mr_prefix_index_oldest(const mr_prefix_index *index);
+/* What a registered block is found by: hash and tokens, borrowed until it is removed. */
+const mr_block_hash *mr_prefix_index_hash(const mr_prefix_index *index, uint32_t block);
+const uint32_t *mr_prefix_index_tokens(const mr_prefix_index *index, uint32_t block);
 uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index);
 /* Registered blocks, busy and idle. */
 uint32_t mr_prefix_index_count(const mr_prefix_index *index);

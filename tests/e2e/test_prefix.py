@@ -256,18 +256,3 @@ def test_jsonl_rows_tell_what_was_cached_X2(millrace_bin, model_path):
     assert [result["cached_tokens"] > 0 for result in results] == [False, True, False, True]
     assert all(result["token_ids"] == results[0]["token_ids"] for result in results)
     assert all(result["logprobs"] == results[0]["logprobs"] for result in results)
-
-
-def test_tenants_do_not_find_each_others_prefixes_X1(millrace_bin, model_path):
-    tenants = f"tenants=[{{name: ada, keys: [{digest('key-a')}]}}, {{name: bob, keys: [{digest('key-b')}]}}]"
-    with KeyServer("key-a", millrace_bin, model_path, *SETTINGS, tenants) as server, \
-            grpc.insecure_channel(server.address) as channel:
-        identified(server)
-        ask = pb_grpc.InferenceServiceStub(channel).GenerateUnary
-        asked = greedy(4, text=LONG)
-
-        def cached_tokens(key):
-            return ask(asked, metadata=bearer(key), timeout=CALL_S).usage.cached_tokens
-
-        assert [cached_tokens(key) for key in ("key-a", "key-b")] == [0, 0]
-        assert cached_tokens("key-a") > 0 and cached_tokens("key-b") > 0
