@@ -12,6 +12,7 @@
 #include "model/gguf.h"
 #include "model/gguf_vocab.h"
 #include "model/hf_json.h"
+#include "model/hf_text.h"
 #include "model/model_internal.h"
 
 #include <inttypes.h>
@@ -183,8 +184,8 @@ static mr_status load_gguf(mr_model *model, const void *data, size_t size, const
     MR_TRY(read_name(model, label, err));
     MR_TRY(model->arch->read_gguf(model->gguf, config, err));
     MR_TRY(mr_gguf_read_eos(model->gguf, config, err));
-    MR_TRY(mr_gguf_read_tokenizer(model->gguf, config, &model->tokenizer, err));
-    MR_TRY(mr_gguf_read_chat(model->gguf, &model->chat, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, config->vocab_size, &model->tokenizer, err));
+    MR_TRY(mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err));
     return try_plan(model, label, err);
 }
 
@@ -250,14 +251,36 @@ static mr_status load_config(mr_model *model, const char *dir, mr_error *err)
     return status;
 }
 
+/* Tokenizer and chat template, and the end of text that they name. Rows of the embedding beyond the
+ * vocabulary are padding. */
+static mr_status load_directory_text(mr_model *model, const char *dir, mr_error *err)
+{
+    mr_hf_text text;
+    MR_TRY(mr_hf_text_open(dir, &text, err));
+    model->tokenizer = text.tokenizer;
+    model->chat = text.chat;
+    if (text.tokenizer == NULL) {
+        return MR_OK;
+    }
+    const uint32_t size = mr_tokenizer_vocab_size(text.tokenizer);
+    if (size > model->config.vocab_size) {
+        return mr_fail(err, MR_DATA_LOSS,
+                       "tokenizer.json has ids up to %" PRIu32 ", and config.json a vocab_size of "
+                       "%" PRIu32 "; the files are not of one model",
+                       size - 1, model->config.vocab_size);
+    }
+    return text.eos_id == UINT32_MAX ? MR_OK
+                                     : mr_model_config_add_eos(&model->config, text.eos_id, err);
+}
+
 static mr_status load_directory(mr_model *model, const char *dir, mr_error *err)
 {
     MR_TRY(name_directory(model, dir, err));
     MR_TRY(load_config(model, dir, err));
+    MR_TRY(load_directory_text(model, dir, err));
     if (!model->random) {
         MR_TRY(mr_checkpoint_open(dir, &model->checkpoint, err));
     }
-    MR_TRY(mr_chat_template_create((mr_bytes){0}, &model->chat, err));
     return try_plan(model, dir, err);
 }
 
@@ -350,6 +373,45 @@ mr_status mr_model_open_memory(const void *data, size_t size, const char *label,
 {
     *out = NULL;
     return open_map((mr_file_map){0}, data, size, label, out, err);
+}
+
+static mr_status load_text(mr_model *model, const char *path, bool directory, mr_error *err)
+{
+    if (directory) {
+        mr_hf_text text;
+        MR_TRY(mr_hf_text_open(path, &text, err));
+        model->tokenizer = text.tokenizer;
+        model->chat = text.chat;
+        return MR_OK;
+    }
+    MR_TRY(mr_gguf_create(model->map.data, model->map.size, &model->gguf, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, UINT32_MAX, &model->tokenizer, err));
+    return mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err);
+}
+
+mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
+{
+    *out = NULL;
+    const bool directory = is_directory(path);
+    mr_model *model = mr_calloc(1, sizeof(*model));
+    if (model == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
+    }
+    mr_error local = {0};
+    mr_status status = directory ? MR_OK : mr_file_map_open(path, &model->map, err);
+    if (status == MR_OK) {
+        status = load_text(model, path, directory, &local);
+        if (status != MR_OK) {
+            char shown[SHOWN_PATH_BYTES];
+            (void)mr_fail(err, status, "%s: %s", shown_path(path, shown), local.message);
+        }
+    }
+    if (status != MR_OK) {
+        mr_model_close(model);
+        return status;
+    }
+    *out = model;
+    return MR_OK;
 }
 
 void mr_model_close(mr_model *model)
