@@ -191,6 +191,7 @@ void mr_scheduler_emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count,
         mr_batch_reset(storage);
     }
     MR_CHECK(mr_batch_add_seq(storage, sequence->slot, end, 0) == MR_OK);
+    mr_batch_set_rope_length(storage, sequence->request->n_prompt);
     /* Blocks are told as they come into use, which bounds what a step has to tell. */
     const uint32_t in_use = mr_blocks_for(end, s->block_size);
     for (; sequence->n_sent < in_use; sequence->n_sent++) {

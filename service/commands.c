@@ -25,9 +25,7 @@ int mr_command_open_runtime(mr_config *config, mr_runtime_options *options, mr_r
     return status == MR_OK ? MR_EXIT_OK : mr_cli_fail(MR_EXIT_FAILED, &err);
 }
 
-static int open_with(const mr_cli_model *cli,
-                     mr_status (*open)(const char *path, mr_model **out, mr_error *err),
-                     mr_model **out)
+static int open_with(const mr_cli_model *cli, bool text_only, mr_model **out)
 {
     mr_error err = {0};
     mr_config config;
@@ -35,7 +33,9 @@ static int open_with(const mr_cli_model *cli,
         mr_config_finish(&config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    if (open(cli->path, out, &err) != MR_OK) {
+    const mr_status status = text_only ? mr_model_open_text(cli->path, out, &err)
+                                       : mr_runtime_open_model(&config, cli->path, out, &err);
+    if (status != MR_OK) {
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
     return MR_EXIT_OK;
@@ -43,12 +43,12 @@ static int open_with(const mr_cli_model *cli,
 
 int mr_command_open_model(const mr_cli_model *cli, mr_model **out)
 {
-    return open_with(cli, mr_model_open, out);
+    return open_with(cli, false, out);
 }
 
 int mr_command_open_text(const mr_cli_model *cli, mr_model **out)
 {
-    return open_with(cli, mr_model_open_text, out);
+    return open_with(cli, true, out);
 }
 
 mr_status mr_command_read_all(int fd, size_t limit, mr_buffer *out, mr_error *err)

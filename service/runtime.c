@@ -25,6 +25,15 @@ struct mr_runtime {
     char name[sizeof(((mr_config *)0)->served_model_name)];
 };
 
+mr_status mr_runtime_open_model(const mr_config *config, const char *path, mr_model **out,
+                                mr_error *err)
+{
+    if (strcmp(config->load_format, "random") == 0) {
+        return mr_model_open_random(path, config->random_seed, out, err);
+    }
+    return mr_model_open(path, out, err);
+}
+
 static mr_status open_backend(mr_runtime *runtime, mr_error *err)
 {
     const bool f32 = strcmp(runtime->config.compute, "f32") == 0;
@@ -113,7 +122,6 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
     mr_backend *backend = runtime->backend;
     MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
                                &runtime->weights, err));
-    mr_model_release_weights(runtime->model);
 
     MR_TRY(size_kv(runtime, err));
     const mr_config *config = &runtime->config;
@@ -159,7 +167,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
 
 static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
 {
-    MR_TRY(mr_model_open(options->model_path, &runtime->model, err));
+    MR_TRY(mr_runtime_open_model(&runtime->config, options->model_path, &runtime->model, err));
     MR_TRY(mr_model_plan(runtime->model, &runtime->plan, err));
     /* The scheduler plans one table of blocks a sequence. */
     if (options->with_engine && runtime->plan->kv.groups != 1) {
