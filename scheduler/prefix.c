@@ -114,7 +114,7 @@ void mr_scheduler_prefix_promote(mr_scheduler *s, mr_sequence *sequence)
         return;
     }
     const uint32_t before = sequence->n_computed;
-    const uint32_t limit = limit_of(s, sequence);
+    const uint32_t limit = mr_scheduler_prefix_limit(s, sequence);
     for (uint32_t block = before / s->block_size;
          block < limit && promote_block(s, sequence, block); block++) {
         sequence->n_computed += s->block_size;
