@@ -155,20 +155,15 @@ void mr_block_pool_forget(mr_block_pool *pool, uint32_t block)
     }
 }
 
-uint32_t mr_block_pool_reset_cache(mr_block_pool *pool, uint32_t generation)
+void mr_block_pool_reset_cache(mr_block_pool *pool, uint32_t generation)
 {
     MR_CHECK(pool->index != NULL);
-    uint32_t dropped = 0;
     for (uint32_t block = 1; block < pool->n_blocks; block++) {
-        if (mr_prefix_index_has_block(pool->index, block)) {
-            dropped++;
-            if (pool->refs[block] == 0) {
-                pool->free[pool->n_free++] = block;
-            }
+        if (pool->refs[block] == 0 && mr_prefix_index_has_block(pool->index, block)) {
+            pool->free[pool->n_free++] = block;
         }
     }
     mr_prefix_index_renew(pool->index, generation);
-    return dropped;
 }
 
 uint32_t mr_block_pool_refs(const mr_block_pool *pool, uint32_t block)

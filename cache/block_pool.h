@@ -58,9 +58,9 @@ void mr_block_pool_unref(mr_block_pool *pool, uint32_t block);
 void mr_block_pool_reuse(mr_block_pool *pool, uint32_t block);
 /* Makes the index forget a registered block: it is free at its last unref, or now. */
 void mr_block_pool_forget(mr_block_pool *pool, uint32_t block);
-/* Makes it forget all: a new epoch, of this generation. Live blocks stay live. Gives the number of
- * blocks that were registered. With an index only. */
-uint32_t mr_block_pool_reset_cache(mr_block_pool *pool, uint32_t generation);
+/* Makes it forget all: a new epoch, of this generation. Live blocks stay live. With an index
+ * only. */
+void mr_block_pool_reset_cache(mr_block_pool *pool, uint32_t generation);
 uint32_t mr_block_pool_refs(const mr_block_pool *pool, uint32_t block);
 
 /* Blocks that alloc could give now: free and cached ones. */

@@ -22,6 +22,7 @@ struct mr_prefix_index {
     uint32_t block_size;
     uint32_t mask;      /* buckets − 1 */
     uint32_t n_idle;    /* of the heap */
+    uint32_t n_known;   /* registered */
     entry *entries;     /* [n_blocks] */
     uint32_t *tokens;   /* [n_blocks][block_size] */
     uint32_t *buckets;  /* [mask + 1] blocks by hash, linear probing; MR_NULL_BLOCK: free */
@@ -289,6 +290,11 @@ uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index)
     return index->n_idle;
 }
 
+uint32_t mr_prefix_index_count(const mr_prefix_index *index)
+{
+    return index->n_known;
+}
+
 /* ---- registering ---- */
 
 /* The registered parent of a block, MR_NULL_BLOCK when there is none (any more). */
@@ -324,6 +330,7 @@ bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *wanted)
         index->entries[parent].n_children++;
         reorder(index, parent);
     }
+    index->n_known++;
     tell(index, MR_PREFIX_ADDED, &e->hash);
     return true;
 }
@@ -343,6 +350,7 @@ void mr_prefix_index_remove(mr_prefix_index *index, uint32_t block)
     empty_bucket(index, bucket_of(index, &e->hash));
     tell(index, MR_PREFIX_REMOVED, &e->hash);
     e->serial = 0;
+    index->n_known--;
 }
 
 void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation)
@@ -353,6 +361,7 @@ void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation)
         index->entries[block].place = 0;
     }
     index->n_idle = 0;
+    index->n_known = 0;
     index->epoch++;
     index->generation = generation;
     tell(index, MR_PREFIX_RESET, NULL);
@@ -409,5 +418,6 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
             return false;
         }
     }
-    return registered == in_buckets && idle == index->n_idle && check_heap(index);
+    return registered == in_buckets && registered == index->n_known && idle == index->n_idle &&
+           check_heap(index);
 }

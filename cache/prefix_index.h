@@ -18,10 +18,11 @@
  * Owned by the pool and the engine thread; nothing here locks or allocates after create.
  *
  * Events, for whoever tells other replicas what is here: with _observe() every change is written
- * into a ring that another thread empties at its leisure, by mr_ring_peek and mr_ring_pop. A full
- * ring never holds up the engine: what did not fit is dropped, and the next event that fits says
- * how many were (MR_PREFIX_LOST): after it a claim may be one of a block that is gone, which the
- * claims' own expiry mends. In generation 0 there are no events, as nobody else can have its roots.
+ * into a ring that another thread empties at its leisure, by mr_ring_peek and mr_ring_pop; nobody
+ * is woken for it. A full ring never holds up the engine: what did not fit is dropped, and the next
+ * event that fits says how many were (MR_PREFIX_LOST): after it a claim may be one of a block that
+ * is gone, which the claims' own expiry mends. A higher epoch than before says what a reset says,
+ * should that be lost. In generation 0 there are no events, as nobody else can have its roots.
  */
 #ifndef MILLRACE_CACHE_PREFIX_INDEX_H
 #define MILLRACE_CACHE_PREFIX_INDEX_H
@@ -83,6 +84,8 @@ uint32_t mr_prefix_index_oldest(const mr_prefix_index *index);
 const mr_block_hash *mr_prefix_index_hash(const mr_prefix_index *index, uint32_t block);
 const uint32_t *mr_prefix_index_tokens(const mr_prefix_index *index, uint32_t block);
 uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index);
+/* Registered blocks, busy and idle. */
+uint32_t mr_prefix_index_count(const mr_prefix_index *index);
 /* All are removed: a new epoch begins, of this generation. */
 void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation);
 

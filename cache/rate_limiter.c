@@ -2,48 +2,16 @@
 #include "cache/rate_limiter.h"
 
 #include "base/checked.h"
+#include "cache/rate_limiter_internal.h"
 #include "cache/redis_limits.h"
-#include "cache/token_bucket.h"
 
 #include <inttypes.h>
-#include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Names come from configurations, never from clients; those of earlier ones are forgotten. */
-#define MAX_TENANTS      1024u
-#define MAX_OLD_LEASES   1024u
 #define CLOSED_RETRY_MS  1000u
 #define PROCESS_RETRY_MS 1000u
-#define BACKGROUND_NS    (5 * MR_NS_PER_S)
-
-typedef struct tenant_state {
-    char name[MR_RATE_TENANT_MAX];
-    mr_token_bucket requests;
-    mr_token_bucket tokens;
-    uint32_t running;
-} tenant_state;
-
-/* A lease that is over and could not be ended in Redis. */
-typedef struct old_lease {
-    char tenant[MR_RATE_TENANT_MAX];
-    char lease[MR_RATE_LEASE_MAX];
-} old_lease;
-
-struct mr_rate_limiter {
-    mr_rate_options options;
-    pthread_mutex_t mutex; /* of these */
-    tenant_state *tenants; /* owns, [MAX_TENANTS], n_tenants in use */
-    uint32_t n_tenants;
-    mr_rate_ticket *leases; /* list of tickets that hold one in Redis */
-    old_lease *old_leases;  /* owns, [MAX_OLD_LEASES], n_old in use; more end by their time */
-    uint32_t n_old;
-
-    uint64_t renew_due_ns; /* the link's thread's */
-    mr_counter decisions[MR_RATE_MODES];
-    mr_counter refusals[MR_RATE_LIMITS];
-};
 
 bool mr_rate_limits_any(const mr_rate_limits *limits)
 {
@@ -78,27 +46,27 @@ static mr_bucket_size tokens_size(const mr_rate_limits *limits)
 }
 
 /* NULL: every place is taken by a tenant that has requests. */
-static tenant_state *find_state(mr_rate_limiter *limiter, const char *name)
+static mr_tenant_state *find_state(mr_rate_limiter *limiter, const char *name)
 {
-    tenant_state *idle = NULL;
+    mr_tenant_state *idle = NULL;
     for (uint32_t i = 0; i < limiter->n_tenants; i++) {
-        tenant_state *state = &limiter->tenants[i];
+        mr_tenant_state *state = &limiter->tenants[i];
         if (strcmp(state->name, name) == 0) {
             return state;
         }
         idle = state->running == 0 ? state : idle;
     }
-    if (limiter->n_tenants < MAX_TENANTS) {
+    if (limiter->n_tenants < MR_RATE_MAX_TENANTS) {
         idle = &limiter->tenants[limiter->n_tenants++];
     }
     if (idle != NULL) {
-        *idle = (tenant_state){0};
+        *idle = (mr_tenant_state){0};
         memcpy(idle->name, name, strlen(name) + 1);
     }
     return idle;
 }
 
-static void fill(tenant_state *state, const mr_rate_limits *limits, uint64_t now_ns)
+static void fill(mr_tenant_state *state, const mr_rate_limits *limits, uint64_t now_ns)
 {
     if (limits->requests_per_s > 0) {
         mr_token_bucket_fill(&state->requests, requests_size(limits), now_ns);
@@ -108,7 +76,7 @@ static void fill(tenant_state *state, const mr_rate_limits *limits, uint64_t now
     }
 }
 
-static void charge(tenant_state *state, const mr_rate_ticket *ticket)
+static void charge(mr_tenant_state *state, const mr_rate_ticket *ticket)
 {
     if (ticket->limits.requests_per_s > 0) {
         mr_token_bucket_take(&state->requests, 1);
@@ -120,7 +88,7 @@ static void charge(tenant_state *state, const mr_rate_ticket *ticket)
 }
 
 /* What is short, of filled buckets, and for how long. */
-static mr_rate_limit find_short(const tenant_state *state, const mr_rate_ticket *ticket,
+static mr_rate_limit find_short(const mr_tenant_state *state, const mr_rate_ticket *ticket,
                                 uint32_t *wait_ms)
 {
     const mr_rate_limits *limits = &ticket->limits;
@@ -166,16 +134,10 @@ static void link_out(mr_rate_limiter *limiter, mr_rate_ticket *ticket)
     }
 }
 
-/* A lease is kept in Redis also for what was granted without it: it counts once Redis is back. */
-static bool leases_in_redis(const mr_rate_ticket *ticket)
-{
-    return ticket->limiter->options.link != NULL && ticket->limits.max_concurrent > 0;
-}
-
 static void hold(mr_rate_limiter *limiter, mr_rate_ticket *ticket)
 {
     ticket->holds = true;
-    if (leases_in_redis(ticket)) {
+    if (mr_rate_leases_in_redis(ticket)) {
         link_in(limiter, ticket);
     }
 }
@@ -196,7 +158,7 @@ static void decide_here(mr_rate_limiter *limiter, mr_rate_ticket *ticket, mr_rat
     *decision = (mr_rate_decision){.mode = mode};
     const uint64_t now_ns = mr_clock_now(&limiter->options.clock);
     pthread_mutex_lock(&limiter->mutex);
-    tenant_state *state = find_state(limiter, ticket->tenant);
+    mr_tenant_state *state = find_state(limiter, ticket->tenant);
     if (state == NULL) {
         decision->short_of = MR_RATE_CONCURRENT;
         decision->retry_after_ms = PROCESS_RETRY_MS;
@@ -218,7 +180,7 @@ static void take_over(mr_rate_limiter *limiter, mr_rate_ticket *ticket)
 {
     const uint64_t now_ns = mr_clock_now(&limiter->options.clock);
     pthread_mutex_lock(&limiter->mutex);
-    tenant_state *state = find_state(limiter, ticket->tenant);
+    mr_tenant_state *state = find_state(limiter, ticket->tenant);
     if (state != NULL) {
         fill(state, &ticket->limits, now_ns);
         charge(state, ticket);
@@ -243,129 +205,6 @@ static void decide_without_redis(mr_rate_limiter *limiter, mr_rate_ticket *ticke
     }
 }
 
-/* What nobody waits for. */
-
-static void free_background(mr_redis_command *command, mr_status status)
-{
-    (void)status;
-    mr_redis_command_deinit(command);
-    free(command);
-}
-
-static mr_redis_command *new_background(void)
-{
-    mr_redis_command *command = mr_calloc(1, sizeof(*command));
-    if (command != NULL) {
-        command->timeout_ns = BACKGROUND_NS;
-        command->on_done = free_background;
-    }
-    return command;
-}
-
-/* `made` is the status of what filled the command. */
-static bool send_background(mr_redis_link *link, mr_redis_command *command, mr_status made)
-{
-    if (made == MR_OK && mr_redis_link_submit(link, command)) {
-        return true;
-    }
-    free_background(command, made);
-    return false;
-}
-
-static bool send_release(mr_redis_link *link, const char *tenant, const char *lease)
-{
-    char key[MR_TENANT_KEY_BYTES];
-    mr_redis_tenant_key(tenant, key);
-    mr_redis_command *command = new_background();
-    return command != NULL &&
-           send_background(link, command, mr_redis_limits_release(command, key, lease));
-}
-
-/* Where Redis does not take it now, it is done once Redis is back. */
-static void release_lease(const mr_rate_ticket *ticket)
-{
-    mr_rate_limiter *limiter = ticket->limiter;
-    if (send_release(limiter->options.link, ticket->tenant, ticket->lease)) {
-        return;
-    }
-    pthread_mutex_lock(&limiter->mutex);
-    if (limiter->n_old < MAX_OLD_LEASES) {
-        old_lease *old = &limiter->old_leases[limiter->n_old++];
-        memcpy(old->tenant, ticket->tenant, sizeof(old->tenant));
-        memcpy(old->lease, ticket->lease, sizeof(old->lease));
-    }
-    pthread_mutex_unlock(&limiter->mutex);
-}
-
-static void release_old_leases(mr_rate_limiter *limiter)
-{
-    pthread_mutex_lock(&limiter->mutex);
-    while (limiter->n_old > 0) {
-        const old_lease *old = &limiter->old_leases[limiter->n_old - 1];
-        if (!send_release(limiter->options.link, old->tenant, old->lease)) {
-            break;
-        }
-        limiter->n_old--;
-    }
-    pthread_mutex_unlock(&limiter->mutex);
-}
-
-static void refund_tokens(const mr_rate_ticket *ticket, uint64_t tokens)
-{
-    char key[MR_TENANT_KEY_BYTES];
-    mr_redis_tenant_key(ticket->tenant, key);
-    mr_redis_command *command = new_background();
-    if (command != NULL) {
-        (void)send_background(ticket->limiter->options.link, command,
-                              mr_redis_limits_refund(command, key, &ticket->limits, tokens));
-    }
-}
-
-/* So that the first of each need not be sent twice, and stays ahead of what follows it. */
-static void load_scripts(mr_redis_link *link)
-{
-    static const mr_redis_script *const scripts[] = {&mr_redis_take, &mr_redis_refund,
-                                                     &mr_redis_renew};
-    for (size_t i = 0; i < sizeof(scripts) / sizeof(scripts[0]); i++) {
-        mr_redis_command *command = new_background();
-        if (command != NULL) {
-            const mr_redis_arg args[] = {mr_redis_text("SCRIPT"), mr_redis_text("LOAD"),
-                                         mr_redis_text(scripts[i]->body)};
-            (void)send_background(link, command, mr_redis_command_add(command, args, 3));
-        }
-    }
-}
-
-static void renew_leases(mr_rate_limiter *limiter)
-{
-    /* The mutex keeps a renewal from being queued behind the same lease's end. */
-    pthread_mutex_lock(&limiter->mutex);
-    for (mr_rate_ticket *t = limiter->leases; t != NULL; t = t->next) {
-        char key[MR_TENANT_KEY_BYTES];
-        mr_redis_tenant_key(t->tenant, key);
-        mr_redis_command *command = new_background();
-        if (command != NULL) {
-            (void)send_background(limiter->options.link, command,
-                                  mr_redis_limits_renew(command, key, t->lease));
-        }
-    }
-    pthread_mutex_unlock(&limiter->mutex);
-}
-
-static uint64_t tick(void *ctx, uint64_t now_ns, bool fresh)
-{
-    mr_rate_limiter *limiter = ctx;
-    if (fresh) {
-        load_scripts(limiter->options.link);
-    }
-    release_old_leases(limiter);
-    if (fresh || now_ns >= limiter->renew_due_ns) {
-        renew_leases(limiter);
-        limiter->renew_due_ns = now_ns + MR_LEASE_RENEW_MS * MR_NS_PER_MS;
-    }
-    return limiter->renew_due_ns;
-}
-
 static mr_rate_ticket *ticket_of(mr_redis_command *command)
 {
     return (mr_rate_ticket *)(void *)((char *)command - offsetof(mr_rate_ticket, command));
@@ -386,8 +225,8 @@ static void on_take_done(mr_redis_command *command, mr_status status)
     ticket->answered = ticket->answered && status == MR_OK;
     if (!ticket->answered) {
         decide_without_redis(limiter, ticket);
-        if (!ticket->decision.granted && leases_in_redis(ticket)) {
-            release_lease(ticket); /* it may have been granted, too late */
+        if (!ticket->decision.granted && mr_rate_leases_in_redis(ticket)) {
+            mr_rate_release_lease(ticket); /* it may have been granted, too late */
         }
     } else if (ticket->decision.granted) {
         take_over(limiter, ticket);
@@ -443,10 +282,10 @@ void mr_rate_limiter_finish(mr_rate_ticket *ticket, uint64_t used_tokens)
     const mr_rate_limits *limits = &ticket->limits;
     const uint64_t unused = ticket->tokens > used_tokens ? ticket->tokens - used_tokens : 0;
     const bool refunds = limits->tokens_per_min > 0 && unused > 0;
-    const bool leases = leases_in_redis(ticket);
+    const bool leases = mr_rate_leases_in_redis(ticket);
     const uint64_t now_ns = mr_clock_now(&limiter->options.clock);
     pthread_mutex_lock(&limiter->mutex);
-    tenant_state *state = find_state(limiter, ticket->tenant);
+    mr_tenant_state *state = find_state(limiter, ticket->tenant);
     if (state != NULL) {
         fill(state, limits, now_ns);
         state->running -= state->running > 0 ? 1 : 0;
@@ -460,10 +299,10 @@ void mr_rate_limiter_finish(mr_rate_ticket *ticket, uint64_t used_tokens)
     pthread_mutex_unlock(&limiter->mutex);
     /* Redis gives back only what it knows to have been taken from it. */
     if (refunds && ticket->decision.mode == MR_RATE_BY_REDIS) {
-        refund_tokens(ticket, unused);
+        mr_rate_refund_tokens(ticket, unused);
     }
     if (leases) {
-        release_lease(ticket);
+        mr_rate_release_lease(ticket);
     }
 }
 
@@ -471,8 +310,8 @@ mr_status mr_rate_limiter_create(const mr_rate_options *options, mr_rate_limiter
                                  mr_error *err)
 {
     mr_rate_limiter *limiter = mr_calloc(1, sizeof(*limiter));
-    tenant_state *tenants = mr_calloc(MAX_TENANTS, sizeof(*tenants));
-    old_lease *old_leases = mr_calloc(MAX_OLD_LEASES, sizeof(*old_leases));
+    mr_tenant_state *tenants = mr_calloc(MR_RATE_MAX_TENANTS, sizeof(*tenants));
+    mr_old_lease *old_leases = mr_calloc(MR_RATE_MAX_OLD_LEASES, sizeof(*old_leases));
     if (limiter == NULL || tenants == NULL || old_leases == NULL) {
         free(limiter);
         free(tenants);
@@ -484,7 +323,7 @@ mr_status mr_rate_limiter_create(const mr_rate_options *options, mr_rate_limiter
     limiter->old_leases = old_leases;
     pthread_mutex_init(&limiter->mutex, NULL);
     if (options->link != NULL) {
-        mr_redis_link_hook(options->link, (mr_redis_hook){.tick = tick, .ctx = limiter});
+        mr_redis_link_hook(options->link, (mr_redis_hook){.tick = mr_rate_tick, .ctx = limiter});
     }
     *out = limiter;
     return MR_OK;

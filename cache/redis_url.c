@@ -210,7 +210,7 @@ mr_status mr_redis_url_parse(const char *text, mr_redis_url *out, mr_error *err)
 {
     *out = (mr_redis_url){0};
     if (after(text, "rediss://") != NULL) {
-        return mr_fail(err, MR_UNIMPLEMENTED,
+        return mr_fail(err, MR_FAILED_PRECONDITION,
                        "rediss:// asks for TLS, which the Redis client in this build lacks: run a "
                        "TLS proxy such as stunnel beside millrace and give its redis:// or "
                        "unix:// address");

@@ -25,8 +25,8 @@ typedef struct mr_redis_url {
     char password[256]; /* "": none */
 } mr_redis_url;
 
-/* INVALID_ARGUMENT says which part is wrong and what it should be; UNIMPLEMENTED for rediss://,
- * with the way around. */
+/* INVALID_ARGUMENT says which part is wrong and what it should be; FAILED_PRECONDITION for
+ * rediss://, with the way around. */
 MR_MUST_USE mr_status mr_redis_url_parse(const char *text, mr_redis_url *out, mr_error *err);
 
 /* The address without user and password, for people. Cut to fit. */

@@ -43,7 +43,8 @@ float mr_kv_quantize(const float *from, int8_t *codes, uint32_t count)
     const float factor = nought ? 0.0f : 127.0f / largest;
     for (uint32_t i = 0; i < count; i++) {
         const float code = rintf(from[i] * factor);
-        codes[i] = code >= -127.0f && code <= 127.0f ? (int8_t)code : 0;
+        const float kept = code >= -127.0f && code <= 127.0f ? code : 0.0f; /* NaN neither */
+        codes[i] = (int8_t)kept;
     }
     return nought ? 0.0f : largest / 127.0f;
 }

@@ -27,48 +27,75 @@ static uint32_t pair_rank(const mr_bpe *bpe, uint32_t left, uint32_t right)
 
 /* --- Making one ----------------------------------------------------------------------------- */
 
-/* The text of a NORMAL token as it may stand in a piece; false if it may not. */
-static bool piece_of(const mr_bpe *bpe, const mr_tokenizer_spec *spec, const mr_bytes *raw,
-                     uint32_t id, mr_bytes *piece)
+/* Whether the token may stand in a piece. */
+static bool fits_piece(const mr_bpe *bpe, const mr_tokenizer_spec *spec, uint32_t id)
 {
     size_t bytes = spec->tokens[id].size;
-    *piece = bpe->byte_level ? raw[id] : spec->tokens[id];
     return spec->kinds[id] == MR_TOKEN_NORMAL && bytes > 0 &&
            (!bpe->byte_level || mr_bpe_alphabet_decode(spec->tokens[id], NULL, &bytes));
 }
 
-/* Fills `whole` with the NORMAL tokens that their own text merges to, or with all of them. */
-static mr_status index_whole(mr_bpe *bpe, const mr_tokenizer_spec *spec, const mr_bytes *raw,
-                             mr_error *err)
+/* Whether the piece that a token stands for becomes just that token. */
+static mr_status is_whole(const mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_bytes piece,
+                          uint32_t id, mr_bpe_scratch *scratch, mr_ids *ids, bool *whole)
+{
+    *whole = spec->whole_tokens;
+    if (*whole) {
+        return MR_OK;
+    }
+    ids->count = 0;
+    MR_TRY(mr_bpe_encode(bpe, piece, scratch, ids));
+    *whole = ids->count == 1 && ids->data[0] == id;
+    return MR_OK;
+}
+
+/* Fills `whole`; in it are the NORMAL tokens that their own text merges to, or all of them. The
+ * keys are the tokens as bytes, or copies of their texts. */
+static mr_status fill_whole(mr_bpe *bpe, const mr_tokenizer_spec *spec, const mr_bytes *raw,
+                            mr_string_map *whole)
 {
     mr_status status = MR_OK;
     mr_ids ids = {0};
     mr_bpe_scratch scratch = {0};
-    mr_string_map *whole = NULL;
-    MR_TRY_CLEANUP(status, mr_string_map_create(spec->n_tokens, &whole));
-    for (uint32_t id = 0; id < spec->n_tokens; id++) {
-        mr_bytes piece;
-        if (!piece_of(bpe, spec, raw, id, &piece)) {
+    uint8_t *next = bpe->texts;
+    for (uint32_t id = 0; id < spec->n_tokens && status == MR_OK; id++) {
+        mr_bytes piece = bpe->byte_level ? raw[id] : spec->tokens[id];
+        bool found = false;
+        if (fits_piece(bpe, spec, id)) {
+            status = is_whole(bpe, spec, piece, id, &scratch, &ids, &found);
+        }
+        if (!found) {
             continue;
         }
-        ids.count = 0;
-        if (!spec->whole_tokens) {
-            MR_TRY_CLEANUP(status, mr_bpe_encode(bpe, piece, &scratch, &ids));
+        if (!bpe->byte_level) {
+            memcpy(next, piece.data, piece.size);
+            piece.data = next;
+            next += piece.size;
         }
-        if (spec->whole_tokens || (ids.count == 1 && ids.data[0] == id)) {
-            status = mr_string_map_put(whole, piece.data, piece.size, id);
-            if (status != MR_OK && status != MR_ALREADY_EXISTS) {
-                goto cleanup;
-            }
-        }
+        status = mr_string_map_put(whole, piece.data, piece.size, id);
+        status = status == MR_ALREADY_EXISTS ? MR_OK : status;
     }
-    bpe->whole = whole;
-    whole = NULL;
-    status = MR_OK;
-cleanup:
-    mr_string_map_destroy(whole);
     mr_bpe_scratch_deinit(&scratch);
     mr_ids_deinit(&ids);
+    return status;
+}
+
+static mr_status index_whole(mr_bpe *bpe, const mr_tokenizer_spec *spec, const mr_bytes *raw,
+                             mr_error *err)
+{
+    uint64_t bytes = 1;
+    bool fits = true;
+    for (uint32_t id = 0; id < spec->n_tokens && !bpe->byte_level; id++) {
+        fits = fits && mr_add_u64(bytes, spec->tokens[id].size, &bytes);
+    }
+    mr_string_map *whole = NULL;
+    bpe->texts = fits ? mr_calloc(bytes, 1) : NULL;
+    mr_status status =
+        bpe->texts != NULL ? mr_string_map_create(spec->n_tokens, &whole) : MR_RESOURCE_EXHAUSTED;
+    if (status == MR_OK) {
+        status = fill_whole(bpe, spec, raw, whole);
+    }
+    bpe->whole = whole; /* only now: filling it must not look into it */
     return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the vocabulary");
 }
 
@@ -99,6 +126,7 @@ void mr_bpe_destroy(mr_bpe *bpe)
         mr_u64_map_destroy(bpe->characters);
         mr_u64_map_destroy(bpe->ranks);
         free(bpe->results);
+        free(bpe->texts);
         free(bpe);
     }
 }

@@ -20,6 +20,7 @@ struct mr_bpe {
     mr_u64_map *ranks;      /* mr_bpe_pair_key → rank */
     uint32_t *results;      /* owns, [n_ranks]: what the pairs of a rank become */
     mr_string_map *whole;   /* piece → id, for pieces that are one token */
+    uint8_t *texts;         /* owns what the keys of `whole` point to, when merging characters */
 };
 
 static inline uint64_t mr_bpe_pair_key(uint32_t left, uint32_t right)

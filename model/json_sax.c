@@ -9,7 +9,8 @@
 #include <string.h>
 #include <yajl/yajl_parse.h>
 
-#define NUMBER_BYTES 64u /* longer ones are nobody's */
+#define NUMBER_BYTES     64u /* longer ones are nobody's */
+#define FIRST_KEYS_BYTES 64u
 
 enum { CONTINUE = 1, STOP = 0 }; /* what yajl's callbacks answer */
 
@@ -38,6 +39,14 @@ typedef struct parser {
     mr_error *err;
 } parser;
 
+/* The key of a level; an empty one may stand before any memory was taken. */
+static mr_bytes key_of(const mr_json_path *path, const level *in)
+{
+    return (mr_bytes){.data =
+                          in->key_bytes > 0 ? path->keys.data + in->key_begin : (const uint8_t *)"",
+                      .size = in->key_bytes};
+}
+
 static int stop(parser *p, mr_status status)
 {
     p->status = status;
@@ -52,7 +61,7 @@ static int emit(parser *p, mr_json_event event)
     if (path->depth > 0) {
         level *in = &path->levels[path->depth - 1];
         if (in->object) {
-            event.key = (mr_bytes){.data = path->keys.data + in->key_begin, .size = in->key_bytes};
+            event.key = key_of(path, in);
         } else if (!ends) {
             in->index++;
         }
@@ -194,13 +203,13 @@ mr_status mr_json_sax_parse(const void *data, size_t size, size_t max_bytes,
     p->data = data;
     p->size = size;
     p->err = err;
-    p->yajl = yajl_alloc(&callbacks, NULL, p);
-    mr_status status = MR_RESOURCE_EXHAUSTED;
+    mr_status status = mr_buffer_reserve(&p->path.keys, FIRST_KEYS_BYTES);
+    p->yajl = status == MR_OK ? yajl_alloc(&callbacks, NULL, p) : NULL;
     if (p->yajl != NULL) {
         status = run(p);
         yajl_free(p->yajl);
     } else {
-        (void)mr_fail(err, status, "no memory to parse JSON");
+        status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to parse JSON");
     }
     mr_buffer_deinit(&p->path.keys);
     free(p);
@@ -219,7 +228,7 @@ mr_bytes mr_json_path_key(const mr_json_event *event, uint32_t level_index)
     if (!in->object) {
         return (mr_bytes){0};
     }
-    return (mr_bytes){.data = event->path->keys.data + in->key_begin, .size = in->key_bytes};
+    return key_of(event->path, in);
 }
 
 uint64_t mr_json_path_index(const mr_json_event *event, uint32_t level_index)

@@ -176,6 +176,14 @@ static mr_status translate_count(reader *r)
     return ahead(r, "+") ? refuse(r, "a repeated count") : MR_OK;
 }
 
+/* To Oniguruma these stand at every line, as in Ruby; lines end with a line feed. */
+static mr_status translate_anchor(reader *r)
+{
+    MR_TRY(put(r, "(?m:"));
+    MR_TRY(copy(r, 1));
+    return put(r, ")");
+}
+
 mr_status mr_pattern_translate(mr_bytes pattern, mr_buffer *out, mr_error *err)
 {
     reader r = {.pattern = pattern, .out = out, .err = err};
@@ -196,7 +204,8 @@ mr_status mr_pattern_translate(mr_bytes pattern, mr_buffer *out, mr_error *err)
             break;
         case '^':
         case '$':
-        case '.':
+            status = translate_anchor(&r);
+            break;
         case ']':
         case '}':
         case '\0':

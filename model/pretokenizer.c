@@ -137,9 +137,14 @@ static mr_status write_pattern(const mr_split_step *step, mr_buffer *out, mr_err
 
 static mr_status compile(stage *made, const uint8_t *pattern, size_t bytes, mr_error *err)
 {
-    int code = 0;
+    int code = PCRE2_ERROR_HEAP_FAILED;
     size_t offset = 0;
-    made->code = pcre2_compile(pattern, bytes, PCRE2_UTF | PCRE2_UCP, &code, &offset, NULL);
+    pcre2_compile_context *context = pcre2_compile_context_create(NULL);
+    if (context != NULL) {
+        (void)pcre2_set_newline(context, PCRE2_NEWLINE_LF);
+        made->code = pcre2_compile(pattern, bytes, PCRE2_UTF | PCRE2_UCP, &code, &offset, context);
+        pcre2_compile_context_free(context);
+    }
     if (made->code == NULL) {
         return mr_fail(
             err, code == PCRE2_ERROR_HEAP_FAILED ? MR_RESOURCE_EXHAUSTED : MR_INVALID_ARGUMENT,

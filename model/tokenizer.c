@@ -70,11 +70,15 @@ static mr_status check_spec(const mr_tokenizer_spec *spec, mr_error *err)
     return MR_OK;
 }
 
-/* The text of a token of SentencePiece's kind. */
-static mr_status decode_text(const mr_text_steps *steps, mr_bytes text, mr_text_work *work)
+/* The tokens that are matched in normalised text, [n_tokens] 0 or 1: what they stand for is
+ * normalised too. NULL: out of memory. */
+static uint8_t *find_normalized(const mr_tokenizer_spec *spec)
 {
-    MR_TRY(mr_text_work_set(work, text.data, text.size));
-    return mr_text_steps_run(steps, false, work);
+    uint8_t *marks = mr_calloc(spec->n_tokens, 1);
+    for (uint32_t i = 0; marks != NULL && i < spec->n_added; i++) {
+        marks[spec->added[i].id] = spec->added[i].normalized;
+    }
+    return marks;
 }
 
 /* Writes what a token stands for to `work`: added ones are literal to byte-level models; the others
@@ -83,40 +87,47 @@ static mr_status decode_text(const mr_text_steps *steps, mr_bytes text, mr_text_
 static mr_status token_bytes(const mr_tokenizer_spec *spec, const mr_text_steps *decode,
                              uint32_t id, mr_text_work *work)
 {
-    const mr_bytes text = spec->tokens[id];
     const bool normal = spec->kinds[id] == MR_TOKEN_NORMAL;
-    work->text.size = 0;
-    if (spec->kinds[id] == MR_TOKEN_UNUSED || text.size == 0) {
-        return MR_OK;
-    }
+    const mr_bytes text = spec->tokens[id];
     if (mr_tokenizer_spec_is_byte_level(spec)) {
         size_t bytes = 0;
         MR_TRY(mr_buffer_reserve(&work->text, text.size));
         if (normal && mr_bpe_alphabet_decode(text, work->text.data, &bytes)) {
             work->text.size = bytes;
-            return MR_OK;
         }
-        return mr_buffer_append(&work->text, text.data, text.size);
+        return MR_OK;
     }
     uint8_t byte = 0;
     if (normal && spec->byte_fallback && mr_bpe_byte_token(text, &byte)) {
+        work->text.size = 0;
         return mr_buffer_append(&work->text, &byte, 1);
     }
-    return decode_text(decode, text, work);
+    return mr_text_steps_run(decode, false, work);
 }
 
 static mr_status fill_tokens(mr_tokenizer *made, const mr_tokenizer_spec *spec,
                              const mr_text_steps *decode, mr_buffer *all)
 {
     mr_text_work work = {0};
-    mr_status status = MR_OK;
+    uint8_t *normalized = find_normalized(spec);
+    mr_status status = normalized != NULL ? MR_OK : MR_RESOURCE_EXHAUSTED;
     for (uint32_t id = 0; id < spec->n_tokens && status == MR_OK; id++) {
-        status = token_bytes(spec, decode, id, &work);
+        if (spec->kinds[id] == MR_TOKEN_UNUSED || spec->tokens[id].size == 0) {
+            continue;
+        }
+        status = mr_text_work_set(&work, spec->tokens[id].data, spec->tokens[id].size);
+        if (status == MR_OK && normalized[id]) {
+            status = mr_text_steps_run(&made->normalizer, true, &work);
+        }
+        if (status == MR_OK) {
+            status = token_bytes(spec, decode, id, &work);
+        }
         made->raw[id].size = work.text.size;
         if (status == MR_OK) {
             status = mr_buffer_append(all, work.text.data, work.text.size);
         }
     }
+    free(normalized);
     mr_text_work_deinit(&work);
     return status;
 }
@@ -185,7 +196,7 @@ static mr_status make_added(mr_tokenizer *made, const mr_tokenizer_spec *spec, m
 /* The family's own steps, when the specification names one. */
 static mr_status apply_family(mr_tokenizer_spec *spec, mr_error *err)
 {
-    if (!mr_tokenizer_spec_is_byte_level(spec) || spec->n_splits > 0) {
+    if (spec->pre_tokenizer == NULL || !mr_tokenizer_spec_is_byte_level(spec)) {
         return MR_OK;
     }
     const mr_tokenizer_family *family;
@@ -201,8 +212,8 @@ static mr_status apply_family(mr_tokenizer_spec *spec, mr_error *err)
 
 static mr_status make_parts(mr_tokenizer *made, const mr_tokenizer_spec *spec, mr_error *err)
 {
-    MR_TRY(fill_raw(made, spec, err));
     MR_TRY(mr_text_steps_init(&made->normalizer, spec->normalizer, spec->n_normalizer, err));
+    MR_TRY(fill_raw(made, spec, err));
     MR_TRY(mr_text_steps_init(&made->prepare, spec->prepare, spec->n_prepare, err));
     MR_TRY(mr_pretokenizer_create(spec->splits, spec->n_splits, &made->pretokenizer, err));
     MR_TRY(make_added(made, spec, err));
@@ -271,6 +282,19 @@ mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id)
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer)
 {
     return tokenizer->bos_id;
+}
+
+uint32_t mr_tokenizer_find(const mr_tokenizer *tokenizer, mr_bytes text)
+{
+    for (uint32_t id = 0; id < tokenizer->n_tokens && text.size > 0; id++) {
+        const uint8_t kind = tokenizer->kinds[id];
+        if ((kind == MR_TOKEN_SPECIAL || kind == MR_TOKEN_ADDED) &&
+            tokenizer->raw[id].size == text.size &&
+            memcmp(tokenizer->raw[id].data, text.data, text.size) == 0) {
+            return id;
+        }
+    }
+    return MR_NO_ID;
 }
 
 /* Takes off what the family's encoding put in front of a text. */

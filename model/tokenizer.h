@@ -52,6 +52,9 @@ mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id);
 /* BOS that raw prompts get, UINT32_MAX if none. */
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer);
 
+/* The SPECIAL or ADDED token of this text, UINT32_MAX if there is none. */
+uint32_t mr_tokenizer_find(const mr_tokenizer *tokenizer, mr_bytes text);
+
 /* Appends the bytes of all ids (special ones only if kept), as a text that begins here: the
  * families that put a space in front of a text take it off again, which token_bytes does not know.
  * INVALID_ARGUMENT for an id outside the vocabulary. The bytes need not be UTF-8. */

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
-#include "scheduler/swap.h"
 #include "scheduler/prefix.h"
+#include "scheduler/swap.h"
 
 /* A token that the step drew, with what was asked about it. */
 typedef struct drawn {
@@ -27,9 +27,11 @@ static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint6
 {
     mr_request *request = sequence->request;
     mr_group *group = sequence->group;
-    const mr_verdict verdict =
-        mr_scheduler_judge(s, request, mr_sequence_generated(sequence), d->token, &sequence->text);
+    mr_verdict verdict;
+    mr_scheduler_judge(s, request, mr_sequence_generated(sequence), d->token, &sequence->text,
+                       &verdict);
     sequence->tokens[sequence->n_tokens++] = d->token;
+    mr_fair_queue_serve(&s->fair, sequence, sequence->n_tokens - 1);
     sequence->cumulative += (double)d->logprob;
     group->n_generated++;
     s->stats.generated_tokens++;
@@ -39,7 +41,9 @@ static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint6
     if (verdict.finish != MR_FINISH_NONE) {
         mr_scheduler_settle(s, sequence, verdict.finish, now_ns);
     }
-    const mr_token_event event = {
+    /* Filled in its place: a copy of what was just written waits for every store before it. */
+    mr_token_event *entry = mr_scheduler_reserve(group);
+    *entry = (mr_token_event){
         .token = d->token,
         .choice = sequence->choice,
         .finish = (uint8_t)verdict.finish,
@@ -50,7 +54,10 @@ static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint6
         .cumulative_logprob = sequence->cumulative,
         .text_bytes = verdict.text_bytes,
     };
-    mr_scheduler_push(s, group, &event, d->top);
+    for (uint32_t i = 0; i < d->n_top; i++) {
+        entry->top[i] = d->top[i];
+    }
+    mr_scheduler_give(s, group, entry);
 }
 
 /* False, and the request ended, if one of the rows is damaged. */
@@ -150,9 +157,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         const mr_planned *part = &s->planned[i];
         tokens += part->tokens;
         s->stats.prompt_tokens += prompt_part(part->sequence, part->tokens);
-        const uint32_t first = part->sequence->n_computed;
         part->sequence->n_computed += part->tokens;
-        mr_fair_queue_serve(&s->fair, part->sequence, first, part->sequence->n_computed);
     }
     count_step(s, tokens);
     mr_swap_measure(s, tokens, now_ns);

@@ -28,15 +28,12 @@ struct mr_engine {
 
     /* Everybody's, under the mutex. */
     pthread_mutex_t mutex;
-    pthread_cond_t reset; /* resets_done has changed */
     mr_engine_stats snapshot;
     uint64_t submitted;
     uint64_t snapshot_taken;
-    uint32_t resets_asked; /* of the prefix cache */
-    uint32_t resets_done;
+    bool reset_asked; /* of the prefix cache */
     uint32_t generation;
-    uint32_t dropped; /* blocks, by the last reset */
-    bool quits;       /* and takes no new requests */
+    bool quits; /* and takes no new requests */
 };
 
 static void take_inbox(mr_engine *engine)
@@ -142,16 +139,17 @@ static void sleep_until(mr_engine *engine, uint64_t wake_ns)
     mr_event_wait(&engine->wake, until_ns);
 }
 
-/* After the inbox was taken: so the requests in there that came after the asking see it done. */
+/* After the inbox was taken: requests in there that came after the asking see it done. */
 static void reset_if_asked(mr_engine *engine)
 {
     pthread_mutex_lock(&engine->mutex);
-    if (engine->resets_done != engine->resets_asked) {
-        engine->dropped = mr_scheduler_reset_prefix_cache(engine->scheduler, engine->generation);
-        engine->resets_done = engine->resets_asked;
-        pthread_cond_broadcast(&engine->reset);
-    }
+    const bool asked = engine->reset_asked;
+    const uint32_t generation = engine->generation;
+    engine->reset_asked = false;
     pthread_mutex_unlock(&engine->mutex);
+    if (asked) {
+        mr_scheduler_reset_prefix_cache(engine->scheduler, generation);
+    }
 }
 
 static void *engine_main(void *arg)
@@ -240,14 +238,12 @@ static void destroy_parts(mr_engine *engine)
     mr_block_pool_destroy(engine->pool);
     mr_event_deinit(&engine->wake);
     pthread_mutex_destroy(&engine->mutex);
-    pthread_cond_destroy(&engine->reset);
     free(engine);
 }
 
 static void init_shared(mr_engine *engine)
 {
     MR_CHECK(pthread_mutex_init(&engine->mutex, NULL) == 0);
-    MR_CHECK(pthread_cond_init(&engine->reset, NULL) == 0);
     mr_event_init(&engine->wake);
     mr_inbox_init(&engine->inbox);
 }
@@ -319,18 +315,13 @@ void mr_engine_cancel(mr_engine *engine, mr_request *request)
 uint32_t mr_engine_reset_prefix_cache(mr_engine *engine, uint32_t generation)
 {
     pthread_mutex_lock(&engine->mutex);
-    const uint32_t mine = ++engine->resets_asked;
+    engine->reset_asked = true;
     engine->generation = generation > engine->generation ? generation : engine->generation;
+    const uint32_t known = engine->snapshot.scheduler.prefix_blocks;
+    engine->snapshot.scheduler.prefix_blocks = 0;
     pthread_mutex_unlock(&engine->mutex);
     mr_event_set(&engine->wake);
-
-    pthread_mutex_lock(&engine->mutex);
-    while ((int32_t)(engine->resets_done - mine) < 0) {
-        pthread_cond_wait(&engine->reset, &engine->mutex);
-    }
-    const uint32_t dropped = engine->dropped;
-    pthread_mutex_unlock(&engine->mutex);
-    return dropped;
+    return known;
 }
 
 mr_ring *mr_engine_prefix_events(mr_engine *engine)

@@ -38,10 +38,9 @@ MR_MUST_USE mr_status mr_engine_submit(mr_engine *engine, mr_request *request, m
 /* Ends the request with CANCELLED at the next step; idempotent, harmless after its end. */
 void mr_engine_cancel(mr_engine *engine, mr_request *request);
 
-/* Forgets every cached block; roots of this generation, or of a higher one asked for before, count
- * from now on, so also for every request that is submitted after the call. What runs goes on. Waits
- * for the end of the running step, and gives the number of blocks that were known (0 without prefix
- * caching). Not from a sink. */
+/* Forgets every cached block before the next step, and before any request that is submitted after
+ * the call; roots of this generation, or of a higher one asked for before, count from then on. What
+ * runs goes on. Gives the number of blocks that were known at the end of the last step. */
 uint32_t mr_engine_reset_prefix_cache(mr_engine *engine, uint32_t generation);
 /* What is registered and forgotten (cache/prefix_index.h), for one consumer at a time, until
  * destroy; NULL when none was asked for. */

@@ -86,6 +86,9 @@ struct mr_scheduler {
     uint64_t window_ns; /* an idle scheduler gathers companions until then; 0: it does not */
     uint64_t last_prefill_step;  /* 0: none */
     uint64_t last_ns;            /* the latest time seen */
+    uint32_t swept;              /* waiting ones that were looked at lately */
+    bool swept_all;              /* the last plan looked at all of them */
+    bool planned_none;           /* the last plan gave no step */
     uint32_t n_moving;           /* sequences that move to or from the host tier */
     uint64_t planned_ns;         /* when the step was planned */
     double prefill_ns_per_token; /* measured; 0: not yet */
@@ -105,6 +108,10 @@ void mr_scheduler_close(mr_scheduler *scheduler, mr_group *group, mr_finish fini
  * takes it out of its list. */
 void mr_scheduler_settle(mr_scheduler *scheduler, mr_sequence *sequence, mr_finish finish,
                          uint64_t now_ns);
+/* The ring's next entry, for the caller to fill but for `last`; there is room for it. Then
+ * mr_scheduler_give makes it visible. */
+mr_token_event *mr_scheduler_reserve(mr_group *group);
+void mr_scheduler_give(mr_scheduler *scheduler, mr_group *group, mr_token_event *entry);
 /* Pushes an event; there is room for it. `top` is [event->n_top]. */
 void mr_scheduler_push(mr_scheduler *scheduler, mr_group *group, const mr_token_event *event,
                        const mr_alternative *top);
@@ -182,8 +189,9 @@ typedef struct mr_verdict {
 } mr_verdict;
 
 /* What `token`, drawn after n_generated others, does to its choice; `text` moves on. */
-mr_verdict mr_scheduler_judge(const mr_scheduler *scheduler, const mr_request *request,
-                              uint32_t n_generated, uint32_t token, mr_text_state *text);
+void mr_scheduler_judge(const mr_scheduler *scheduler, const mr_request *request,
+                        uint32_t n_generated, uint32_t token, mr_text_state *text,
+                        mr_verdict *verdict);
 /* Whether end and stop tokens are banned for the token after n_generated others. */
 bool mr_scheduler_bans_stops(const mr_request *request, uint32_t n_generated);
 

@@ -39,8 +39,7 @@ void mr_scheduler_settle(mr_scheduler *s, mr_sequence *sequence, mr_finish finis
     mr_scheduler_close(s, sequence->group, finish, mr_sequence_generated(sequence), now_ns);
 }
 
-void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *event,
-                       const mr_alternative *top)
+mr_token_event *mr_scheduler_reserve(mr_group *group)
 {
     mr_ring *ring = &group->request->events;
     if (group->ring_space <= group->n_open) {
@@ -48,14 +47,26 @@ void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *e
     }
     mr_token_event *entry = mr_ring_reserve(ring);
     MR_CHECK(entry != NULL && group->ring_space > 0);
-    *entry = *event;
+    return entry;
+}
+
+void mr_scheduler_give(mr_scheduler *s, mr_group *group, mr_token_event *entry)
+{
     entry->last = group->n_open == 0;
+    mr_ring_commit(&group->request->events);
+    group->ring_space--;
+    mr_scheduler_announce(s, group);
+}
+
+void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *event,
+                       const mr_alternative *top)
+{
+    mr_token_event *entry = mr_scheduler_reserve(group);
+    *entry = *event;
     for (uint32_t i = 0; i < event->n_top; i++) {
         entry->top[i] = top[i];
     }
-    mr_ring_commit(ring);
-    group->ring_space--;
-    mr_scheduler_announce(s, group);
+    mr_scheduler_give(s, group, entry);
 }
 
 void mr_scheduler_push_end(mr_scheduler *s, mr_group *group, uint32_t choice, mr_finish finish)

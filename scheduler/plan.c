@@ -16,6 +16,10 @@
 /* Entries that must be free for a step: a token of each open choice, and its last event. */
 #define RING_PER_CHOICE 2u
 
+/* Of those that wait, so many are looked at in a step, or one in so many if that is more. */
+#define SWEEP_LEAST 256u
+#define SWEEP_SHARE 8u
+
 /* True: it has been paused for too long. */
 static bool is_overdue(mr_scheduler *s, const mr_group *group, uint64_t now_ns, uint64_t *wake_ns)
 {
@@ -83,10 +87,16 @@ static void check_life(mr_scheduler *s, mr_group *group, uint64_t now_ns, uint64
     *wake_ns = drains ? *wake_ns : mr_min_u64(*wake_ns, group->limit_ns);
 }
 
-static void sweep(mr_scheduler *s, mr_sequence_list *list, uint64_t now_ns, uint64_t *wake_ns)
+/* A part of one of the lists. */
+typedef struct stretch {
+    mr_sequence *const *items;
+    uint32_t count;
+} stretch;
+
+static void sweep(mr_scheduler *s, stretch part, uint64_t now_ns, uint64_t *wake_ns)
 {
-    for (uint32_t i = 0; i < list->count; i++) {
-        mr_sequence *sequence = list->items[i];
+    for (uint32_t i = 0; i < part.count; i++) {
+        mr_sequence *sequence = part.items[i];
         /* The end of one choice may have been that of others. */
         if (sequence->state == MR_SEQUENCE_ENDED) {
             continue;
@@ -111,13 +121,37 @@ static void drain(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
     }
 }
 
+/* What is looked at of those that wait: all, or, where they are many and steps follow each other, a
+ * part in turn. */
+static stretch next_waiting(mr_scheduler *s)
+{
+    const uint32_t all = s->waiting.count;
+    const uint32_t share = (all + SWEEP_SHARE - 1) / SWEEP_SHARE;
+    const uint32_t most = s->planned_none ? all : share > SWEEP_LEAST ? share : SWEEP_LEAST;
+    const uint32_t from = most < all && s->swept < all ? s->swept : 0;
+    const uint32_t count = mr_min_u32(most, all - from);
+    s->swept = from + count;
+    return (stretch){s->waiting.items + from, count};
+}
+
+/* Drops those from `waiting` that have left the queue. */
+static void drop_left(mr_scheduler *s)
+{
+    if (s->waiting.count != s->fair.count) {
+        mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    }
+}
+
 static void sweep_all(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
 {
-    sweep(s, &s->running, now_ns, wake_ns);
-    sweep(s, &s->waiting, now_ns, wake_ns);
-    sweep(s, &s->draining, now_ns, wake_ns);
+    const uint32_t waiting = s->waiting.count;
+    const stretch part = next_waiting(s);
+    sweep(s, (stretch){s->running.items, s->running.count}, now_ns, wake_ns);
+    sweep(s, part, now_ns, wake_ns);
+    sweep(s, (stretch){s->draining.items, s->draining.count}, now_ns, wake_ns);
+    s->swept_all = part.count == waiting;
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
-    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    drop_left(s);
     mr_sequence_list_keep(&s->draining, MR_SEQUENCE_DRAINING);
     drain(s, now_ns, wake_ns);
     mr_sequence_list_keep(&s->draining, MR_SEQUENCE_DRAINING);
@@ -191,7 +225,7 @@ static bool grow_decodes(mr_scheduler *s, uint64_t now_ns)
         }
     }
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
-    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    drop_left(s);
     return exhausted;
 }
 
@@ -263,7 +297,7 @@ static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *
     uint32_t left = 0;
     mr_fair_queue_begin(&s->fair, now_ns);
     while (s->tokens_left > 0 && s->n_free_slots > 0) {
-        mr_sequence *sequence = mr_fair_queue_next(&s->fair, &s->waiting);
+        mr_sequence *sequence = mr_fair_queue_next(&s->fair);
         if (sequence == NULL) {
             break;
         }
@@ -283,7 +317,7 @@ static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *
     }
     if (left > 0) {
         mr_pace_moved(&s->pace, left, now_ns);
-        mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+        drop_left(s);
     }
 }
 
@@ -364,8 +398,8 @@ static void reset_budget(mr_scheduler *s)
     s->history_left = s->max_history;
 }
 
-bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage,
-                       uint64_t *wake_ns)
+static bool plan_step(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage,
+                      uint64_t *wake_ns)
 {
     s->last_ns = now_ns;
     reset_budget(s);
@@ -392,6 +426,17 @@ bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *stora
     s->empty_plans = 0;
     s->stats.steps++;
     return true;
+}
+
+bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage,
+                       uint64_t *wake_ns)
+{
+    const bool planned = plan_step(s, now_ns, storage, wake_ns);
+    s->planned_none = !planned;
+    if (!planned && !s->swept_all) {
+        *wake_ns = now_ns; /* for the deadlines of those that were not looked at */
+    }
+    return planned;
 }
 
 const mr_block_copy *mr_scheduler_copies(const mr_scheduler *s, size_t *count)

@@ -30,9 +30,11 @@ static const mr_block_hash *hash_at(const mr_scheduler *s, const mr_sequence *se
                             : &sequence->hashes[block - n_prompt];
 }
 
-/* Blocks that a hit may cover. */
-static uint32_t limit_of(const mr_scheduler *s, const mr_sequence *sequence)
+uint32_t mr_scheduler_prefix_limit(const mr_scheduler *s, const mr_sequence *sequence)
 {
+    if (index_of(s, sequence) == NULL) {
+        return 0;
+    }
     const mr_request *request = sequence->request;
     const bool beams = sequence->group->beams != NULL;
     const uint32_t tokens = beams ? request->n_prompt : sequence->n_tokens;
@@ -49,7 +51,7 @@ mr_prefix_hits mr_scheduler_prefix_find(const mr_scheduler *s, const mr_sequence
 {
     mr_prefix_hits hits = {0};
     const mr_prefix_index *index = index_of(s, sequence);
-    const uint32_t limit = index == NULL ? 0 : limit_of(s, sequence);
+    const uint32_t limit = mr_scheduler_prefix_limit(s, sequence);
     for (; hits.count < limit; hits.count++) {
         const uint32_t block =
             mr_prefix_index_find(index, hash_at(s, sequence, hits.count),
@@ -109,7 +111,7 @@ void mr_scheduler_prefix_promote(mr_scheduler *s, mr_sequence *sequence)
         return;
     }
     const uint32_t before = sequence->n_computed;
-    const uint32_t limit = limit_of(s, sequence);
+    const uint32_t limit = mr_scheduler_prefix_limit(s, sequence);
     for (uint32_t block = before / s->block_size;
          block < limit && promote_block(s, sequence, block); block++) {
         sequence->n_computed += s->block_size;

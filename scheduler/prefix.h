@@ -24,6 +24,8 @@ typedef struct mr_prefix_hits {
     uint32_t idle;  /* of them nobody holds: they count as available until they are taken */
 } mr_prefix_hits;
 
+/* Blocks that a waiting sequence can find at most. */
+uint32_t mr_scheduler_prefix_limit(const mr_scheduler *scheduler, const mr_sequence *sequence);
 /* Finds the blocks at the beginning of a waiting sequence; `blocks` has room for all of its own.
  * A request whose prompt is still to be scored finds none that it needs rows of. */
 mr_prefix_hits mr_scheduler_prefix_find(const mr_scheduler *scheduler, const mr_sequence *sequence,

@@ -3,7 +3,7 @@
  * Who has a slot and blocks. Why everybody ends: a sequence that was preempted max_preemptions
  * times comes back only with the blocks of its whole remaining life, needs nothing more and is
  * preempted no more; of the others the one with the best claim (priority, then arrival) takes from
- * those with a worse one; and one that runs alone
+ * those with a worse one, and the preempted one from all of them; and one that runs alone
  * and has the whole pool is ended if that is not enough. The beams of a search come and go
  * together and count as one sequence here.
  *
@@ -69,6 +69,7 @@ void mr_scheduler_enter(mr_scheduler *s, mr_sequence *sequence)
     mr_group *group = sequence->group;
     mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_RUNNING;
+    sequence->keeps = mr_scheduler_protects(s, sequence);
     s->n_groups_running += group->n_running == 0;
     group->n_running++;
     mr_sequence_list_insert(&s->running, sequence);
@@ -134,9 +135,12 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         return MR_ADMIT_NEVER;
     }
     d.free = d.free > s->total_blocks ? s->total_blocks : d.free;
-    if (s->n_free_slots < members ||
-        (alone && mr_block_pool_available(s->pool) < s->total_blocks)) {
-        return MR_ADMIT_LATER; /* also blocks that it would find and share are another's */
+    const uint64_t least = d.free - mr_scheduler_prefix_limit(s, sequence);
+    const uint32_t available = mr_block_pool_available(s->pool);
+    if (s->n_free_slots < members || available < least || (alone && available < s->total_blocks)) {
+        /* Without looking anything up: it is asked again every step. Who wants all waits also for
+         * blocks that it would find and share, which are another's. */
+        return MR_ADMIT_LATER;
     }
     /* Into the table of the slot that it would get. */
     uint32_t *blocks = s->tables + (size_t)s->free_slots[s->n_free_slots - 1] * s->max_blocks;
@@ -173,14 +177,16 @@ static void preempt(mr_scheduler *s, mr_sequence *victim)
     victim->preemptions++;
     victim->request->usage.preemptions++;
     s->stats.preemptions++;
+    s->stats.preempted_tokens += lost;
 
+    /* Not folded: each names another request, and max_preemptions bounds them. */
     char id[2 * MR_REQUEST_ID_MAX + 3];
-    mr_log_folded(MR_LOG_INFO, "scheduler", "preempted",
-                  "request_id=%s choice=%u tokens_lost=%u tokens_swapped=%u preemptions=%u "
-                  "kv_blocks_before=%u kv_blocks_after=%u kv_blocks_total=%u",
-                  mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice, lost,
-                  victim->n_kept, victim->preemptions, before,
-                  s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
+    mr_log(MR_LOG_INFO, "scheduler", "preempted",
+           "request_id=%s choice=%u priority=%d tokens_lost=%u tokens_swapped=%u preemptions=%u "
+           "kv_blocks_before=%u kv_blocks_after=%u kv_blocks_total=%u",
+           mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice,
+           victim->request->params.priority, lost, victim->n_kept, victim->preemptions, before,
+           s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
 }
 
 /* A paused one, which could not use its blocks now, else of those with a worse claim than

@@ -92,6 +92,7 @@ static mr_status allocate(mr_scheduler *s)
         s->group == NULL) {
         return MR_RESOURCE_EXHAUSTED;
     }
+    MR_TRY(mr_fair_queue_init(&s->fair, &s->options.fair, s->max_live));
     MR_TRY(mr_sequence_list_init(&s->waiting, s->max_live, false));
     MR_TRY(mr_sequence_list_init(&s->draining, s->max_live, false));
     /* Forks, which have a row each, come in before those that ended in the step are dropped. */
@@ -100,6 +101,7 @@ static mr_status allocate(mr_scheduler *s)
 
 static void deallocate(mr_scheduler *s)
 {
+    mr_fair_queue_deinit(&s->fair);
     mr_sequence_list_deinit(&s->waiting);
     mr_sequence_list_deinit(&s->running);
     mr_sequence_list_deinit(&s->draining);
@@ -135,7 +137,6 @@ static void init(mr_scheduler *s, const mr_scheduler_options *options, mr_block_
     s->max_blocks = mr_blocks_for(options->max_seq_length, s->block_size);
     /* Those that live, and as many that ended since news went out. */
     s->max_news = 2 * s->max_live;
-    mr_fair_queue_init(&s->fair, &options->fair);
     mr_pace_init(&s->pace);
 }
 
@@ -314,16 +315,9 @@ static mr_status refuse_place(mr_scheduler *s, mr_request *request)
  * False when that is the one that asks. */
 static bool make_place(mr_scheduler *s, const mr_request *request, uint64_t now_ns)
 {
-    const uint32_t fullest =
-        mr_fair_queue_fullest(&s->fair, &s->waiting, request->tenant, request->weight);
-    const mr_sequence *worst = NULL;
-    for (uint32_t i = 0; fullest != request->tenant && i < s->waiting.count; i++) {
-        const mr_sequence *sequence = s->waiting.items[i];
-        if (sequence->request->tenant == fullest && sequence->request->usage.scheduled_ns == 0 &&
-            (worst == NULL || mr_sequence_outranks(worst, sequence))) {
-            worst = sequence;
-        }
-    }
+    const uint32_t fullest = mr_fair_queue_fullest(&s->fair, request->tenant, request->weight);
+    const mr_sequence *worst =
+        fullest != request->tenant ? mr_fair_queue_worst(&s->fair, fullest) : NULL;
     if (worst == NULL) {
         return false;
     }
@@ -353,7 +347,8 @@ static mr_status make_room(mr_scheduler *s, mr_request *request)
     const uint64_t capacity = s->waiting.capacity;
     if (wanted > capacity) {
         const uint64_t room = 2 * capacity > wanted ? 2 * capacity : wanted;
-        if (room > UINT32_MAX || mr_sequence_list_reserve(&s->waiting, (uint32_t)room) != MR_OK) {
+        if (room > UINT32_MAX || mr_fair_queue_reserve(&s->fair, (uint32_t)room) != MR_OK ||
+            mr_sequence_list_reserve(&s->waiting, (uint32_t)room) != MR_OK) {
             return mr_fail(&request->error, MR_RESOURCE_EXHAUSTED, "no memory to queue %u choices",
                            request->params.n);
         }
@@ -391,13 +386,14 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
     mr_sequence_list_insert(&s->waiting, &group->sequences[0]);
 }
 
-uint32_t mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
+void mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
 {
     if (s->options.host_tier != NULL) {
         mr_host_tier_clear(s->options.host_tier);
     }
-    return mr_block_pool_index(s->pool) == NULL ? 0
-                                                : mr_block_pool_reset_cache(s->pool, generation);
+    if (mr_block_pool_index(s->pool) != NULL) {
+        mr_block_pool_reset_cache(s->pool, generation);
+    }
 }
 
 bool mr_scheduler_idle(const mr_scheduler *s)
@@ -411,6 +407,8 @@ void mr_scheduler_stats_get(const mr_scheduler *s, mr_scheduler_stats *out)
     out->waiting = s->n_groups - s->n_groups_running;
     out->running = s->n_groups_running;
     mr_block_pool_stats_get(s->pool, &out->blocks);
+    const mr_prefix_index *index = mr_block_pool_index(s->pool);
+    out->prefix_blocks = index == NULL ? 0 : mr_prefix_index_count(index);
     if (s->options.host_tier != NULL) {
         mr_host_tier_stats_get(s->options.host_tier, &out->host);
     }

@@ -67,10 +67,12 @@ typedef struct mr_scheduler_stats {
     uint64_t step_sizes[MR_STEP_SIZES + 1]; /* steps by tokens, at most mr_step_size_bounds[i] and
                                                more than the one before; the last: more than all */
     uint64_t preemptions;
-    uint64_t swapped_out;    /* of them those whose K/V was kept in the host tier */
-    uint64_t swapped_in;     /* and those that went on with it */
-    uint64_t prefix_queries; /* prompt tokens of the requests that looked into the prefix cache */
-    uint64_t prefix_hits;    /* of them found */
+    uint64_t prefix_queries;   /* prompt tokens of the requests that looked into the prefix cache */
+    uint64_t prefix_hits;      /* of them found */
+    uint32_t prefix_blocks;    /* that the prefix index knows: cached ones, and live ones */
+    uint64_t preempted_tokens; /* whose K/V was lost by them */
+    uint64_t swapped_out;      /* of them those whose K/V was kept in the host tier */
+    uint64_t swapped_in;       /* and those that went on with it */
     mr_block_pool_stats blocks;
     mr_host_tier_stats host; /* zero without one */
 } mr_scheduler_stats;
@@ -99,9 +101,10 @@ void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now
 /* Plans the next step into `storage`. Returns true when there is a batch to run; else *wake_ns is
  * when to plan again though nothing new arrives (MR_NEVER: not before something does). Readers do
  * not announce what they took, so while a sequence is paused that is a few milliseconds away.
- * Cancelled and overdue requests end here, and their blocks are free when it returns. Should
- * nothing be planned twice in a row though something runs and no reader is waited for, the newest
- * running request ends with INTERNAL rather than that the engine spins. */
+ * Cancelled and overdue requests end here, and their blocks are free when it returns; where more
+ * than 256 wait, those among them end within eight steps. Should nothing be planned twice in a row
+ * though something runs and no reader is waited for, the newest running request ends with INTERNAL
+ * rather than that the engine spins. */
 bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage,
                        uint64_t *wake_ns);
 
@@ -113,9 +116,9 @@ const mr_block_copy *mr_scheduler_copies(const mr_scheduler *scheduler, size_t *
 void mr_scheduler_apply(mr_scheduler *scheduler, const mr_step_output *output, uint64_t now_ns);
 
 /* Forgets every cached block; from now on roots of this generation count. What runs goes on, and
- * registers nothing of what it has computed so far. Gives the number of blocks that were known; 0
- * without a prefix index. Between steps. */
-uint32_t mr_scheduler_reset_prefix_cache(mr_scheduler *scheduler, uint32_t generation);
+ * registers nothing of what it has computed so far. Without a prefix index nothing happens. Between
+ * steps. */
+void mr_scheduler_reset_prefix_cache(mr_scheduler *scheduler, uint32_t generation);
 
 /* The device failed for good: every request ends, with this error if it has run and UNAVAILABLE if
  * it has not. */

@@ -144,7 +144,7 @@ mr_status mr_sequence_list_reserve(mr_sequence_list *list, uint32_t capacity)
 
 static bool precedes(const mr_sequence_list *list, const mr_sequence *a, const mr_sequence *b)
 {
-    return list->by_rank ? mr_sequence_outranks(a, b) : a->ticket < b->ticket;
+    return list->by_rank ? mr_sequence_runs_before(a, b) : a->ticket < b->ticket;
 }
 
 /* Index of the first item behind it. */

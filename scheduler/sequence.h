@@ -64,7 +64,8 @@ typedef struct mr_sequence {
     uint32_t n_served;     /* tokens that the tenant has been charged for */
     uint32_t overtaken;    /* times that others came in while it did not fit */
     uint64_t blocked_ns;   /* since when it does not fit; MR_NEVER: it was not tried, or it did */
-    bool queued;           /* counted by the fair queue */
+    uint32_t queue_place;  /* in the fair queue, from 1 on; 0: not there */
+    bool keeps;            /* what it has: it is preempted no more; set when it begins to run */
     uint16_t choice;
     mr_sequence_state state;
 } mr_sequence;
@@ -116,12 +117,19 @@ static inline bool mr_sequence_outranks(const mr_sequence *a, const mr_sequence 
     return priority != other ? priority > other : a->ticket < b->ticket;
 }
 
+/* The order of those that run. One that keeps what it has cannot be taken from, so it must not wait
+ * for blocks of one that in turn waits for its. */
+static inline bool mr_sequence_runs_before(const mr_sequence *a, const mr_sequence *b)
+{
+    return a->keeps != b->keeps ? a->keeps : mr_sequence_outranks(a, b);
+}
+
 /* Sequences in order; borrowed. */
 typedef struct mr_sequence_list {
     mr_sequence **items; /* owns, [capacity] */
     uint32_t count;
     uint32_t capacity;
-    bool by_rank; /* best claim first, else in order of arrival */
+    bool by_rank; /* as mr_sequence_runs_before says, else in order of arrival */
 } mr_sequence_list;
 
 MR_MUST_USE mr_status mr_sequence_list_init(mr_sequence_list *list, uint32_t capacity,

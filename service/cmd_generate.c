@@ -115,6 +115,7 @@ static int generate_on(mr_runtime *runtime, const generate_options *options, mr_
     mr_ids ids = {0};
     mr_local_run run = {0};
     mr_generation_lists lists = {0};
+    mr_generation_fill_defaults(&options->ask, model, params);
     mr_status status = encode_prompt(options, model, prompt, &ids, &err);
     if (status == MR_OK) {
         status = mr_generation_check_model(&options->ask, MR_SURFACE_CLI, model, &err);

@@ -297,6 +297,11 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
                              "block_size is %" PRIu32 ": it must be a power of two",
                              config->block_size);
     }
+    if (mr_config_given(config, "random_seed") && strcmp(config->load_format, "random") != 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "random_seed",
+                             "random_seed cannot act: weights are the model's own; set load_format "
+                             "to random, or leave it out");
+    }
     if (mr_config_given(config, "profile") && mr_config_given(config, "batch_timeout_ms") &&
         mr_config_given(config, "prefill_interval")) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "profile",

@@ -23,7 +23,8 @@
 typedef struct mr_config {
     char profile[16];            /* latency | throughput: sets batch_timeout_ms, prefill_interval */
     char served_model_name[128]; /* "": what the model calls itself */
-    char load_format[16];        /* auto */
+    char load_format[16];        /* auto | random */
+    uint64_t random_seed;        /* of load_format random */
     char compute[8];             /* auto | f32 */
     uint32_t threads;            /* 0: the CPUs this process may use */
     uint32_t max_batch_size;

@@ -310,20 +310,29 @@ static mr_status format_digests(const void *base, const mr_config_key *key, mr_b
     return mr_buffer_append(out, "]", 1);
 }
 
-/* What stands between the scheme of a URL that was taken and its last @ is secret. */
-static mr_status format_url(const char *url, mr_buffer *out)
+/* True when it has a password. */
+static bool parse_secret_url(const char *text, mr_redis_url *out)
 {
-    const char *at = strrchr(url, '@');
-    if (at == NULL) {
-        return mr_buffer_printf(out, "%s", url);
+    return mr_redis_url_parse(text, out, NULL) == MR_OK && out->password[0] != '\0';
+}
+
+static mr_status format_url(const char *text, mr_buffer *out)
+{
+    mr_redis_url url;
+    if (!parse_secret_url(text, &url)) {
+        return mr_buffer_printf(out, "%s", text);
     }
-    return mr_buffer_printf(out, "%.*s://***%s", (int)strcspn(url, ":"), url, at);
+    char shown[MR_REDIS_URL_MAX];
+    mr_redis_url_show(&url, shown, sizeof(shown));
+    const int scheme = (int)strcspn(shown, "/") + 2;
+    return mr_buffer_printf(out, "%.*s***@%s", scheme, shown, shown + scheme);
 }
 
 bool mr_config_value_hides(const void *base, const mr_config_key *key)
 {
+    mr_redis_url url;
     const char *text = (const char *)base + key->offset;
-    return (key->kind == MR_KEY_URL && strchr(text, '@') != NULL) ||
+    return (key->kind == MR_KEY_URL && parse_secret_url(text, &url)) ||
            (key->kind == MR_KEY_SECRET && text[0] != '\0');
 }
 

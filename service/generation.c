@@ -9,6 +9,7 @@
 
 #include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -381,6 +382,30 @@ mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface sur
                              field_name(FIELD_STOP_TOKENS, surface));
     }
     return MR_OK;
+}
+
+void mr_generation_fill_defaults(const mr_generation_ask *ask, const mr_model *model,
+                                 mr_request_params *params)
+{
+    const mr_sampling_defaults *own = &mr_model_config_get(model)->sampling;
+    if (!ask->has_repetition_penalty && !isnan(own->repetition_penalty)) {
+        params->repetition_penalty = own->repetition_penalty;
+    }
+    if (params->beam_width > 1) {
+        return; /* beams do not draw */
+    }
+    if (!ask->has_temperature && !isnan(own->temperature)) {
+        params->temperature = own->temperature;
+    }
+    if (!ask->has_top_p && !isnan(own->top_p)) {
+        params->top_p = own->top_p;
+    }
+    if (!ask->has_top_k && !isnan(own->top_k)) {
+        params->top_k = (uint32_t)own->top_k;
+    }
+    if (!ask->has_min_p && !isnan(own->min_p)) {
+        params->min_p = own->min_p;
+    }
 }
 
 void mr_generation_lists_deinit(mr_generation_lists *lists)

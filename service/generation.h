@@ -65,6 +65,11 @@ MR_MUST_USE mr_status mr_generation_check(const mr_generation_ask *ask, mr_surfa
 MR_MUST_USE mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface surface,
                                                 const mr_model *model, mr_error *err);
 
+/* Gives what the caller left out and the model has values of its own for (generation_config.json);
+ * of a checked request. */
+void mr_generation_fill_defaults(const mr_generation_ask *ask, const mr_model *model,
+                                 mr_request_params *params);
+
 /* The lists of a checked request, on their way to the engine. Zero-initialised is valid and
  * empty. */
 typedef struct mr_generation_lists {

@@ -406,6 +406,7 @@ static mr_status read_object(const mr_model *model, uint32_t max_seq_length, jso
     mr_generation_lists_view(&out->lists, &ask);
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_JSONL, &out->params, err));
     MR_TRY(mr_generation_check_model(&ask, MR_SURFACE_JSONL, model, err));
+    mr_generation_fill_defaults(&ask, model, &out->params);
     MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = NULL;
     MR_TRY(read_prompt(model, object, &out->prompt, &field, err));

@@ -114,7 +114,6 @@ static void *read_model(void *arg)
     mr_error err = {0};
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), THREAD_NICE);
     const mr_status status = mr_model_digest(p->model, &p->stop, digest, &err);
-    mr_model_release_weights(p->model);
     if (status == MR_OK) {
         adopt(p, digest);
         mr_sha256_hex(digest, hex);

@@ -335,6 +335,7 @@ mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
     MR_TRY(check_beams(&out->params, mr_runtime_config(runtime), err));
     const mr_model *model = mr_runtime_model(runtime);
     MR_TRY(mr_generation_check_model(&ask, MR_SURFACE_PROTO, model, err));
+    mr_generation_fill_defaults(&ask, model, &out->params);
     MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = "input";
     MR_TRY(read_input(message, model, &field, &out->prompt, err));

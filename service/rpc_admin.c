@@ -53,8 +53,6 @@ const mr_rpc_method mr_rpc_get_load = {
     .begin = begin_get_load,
 };
 
-/* Waits for the end of the running step, which is no longer than a stream waits for its next token.
- */
 static void begin_reset_prefix_cache(mr_call *call)
 {
     if (!may_begin(call)) {

@@ -11,6 +11,8 @@
 
 #define MIB      (1u << 20)
 #define MIN_ROWS 64u
+/* Blocks registered or forgotten that may wait to be told to other replicas. */
+#define PREFIX_EVENTS 16384u
 
 struct mr_runtime {
     mr_config config;
@@ -25,6 +27,15 @@ struct mr_runtime {
     mr_backend_info backend_info;
     char name[sizeof(((mr_config *)0)->served_model_name)];
 };
+
+mr_status mr_runtime_open_model(const mr_config *config, const char *path, mr_model **out,
+                                mr_error *err)
+{
+    if (strcmp(config->load_format, "random") == 0) {
+        return mr_model_open_random(path, config->random_seed, out, err);
+    }
+    return mr_model_open(path, out, err);
+}
 
 static mr_status open_backend(mr_runtime *runtime, mr_error *err)
 {
@@ -120,7 +131,6 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
     mr_backend *backend = runtime->backend;
     MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
                                &runtime->weights, err));
-    mr_model_release_weights(runtime->model);
 
     MR_TRY(size_kv(runtime, err));
     const mr_config *config = &runtime->config;
@@ -175,6 +185,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .asynchronous = runtime->backend_info.asynchronous,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
         .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
+        .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
         .clock = mr_clock_monotonic(),
     };
     MR_TRY(mr_engine_create(&options, runtime->exec, &runtime->engine, err));
@@ -191,7 +202,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
 
 static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
 {
-    MR_TRY(mr_model_open(options->model_path, &runtime->model, err));
+    MR_TRY(mr_runtime_open_model(&runtime->config, options->model_path, &runtime->model, err));
     MR_TRY(mr_model_plan(runtime->model, &runtime->plan, err));
     /* The scheduler plans one table of blocks a sequence. */
     if (options->with_engine && runtime->plan->kv.groups != 1) {

@@ -23,6 +23,10 @@ typedef struct mr_runtime_options {
     void *progress_ctx;
 } mr_runtime_options;
 
+/* Opens a model as load_format says, and no more. */
+MR_MUST_USE mr_status mr_runtime_open_model(const mr_config *config, const char *path,
+                                            mr_model **out, mr_error *err);
+
 /* Errors as the layers below give them, with the model's path in front. Gives the runtime. */
 MR_MUST_USE mr_status mr_runtime_open(const mr_runtime_options *options, mr_runtime **out,
                                       mr_error *err);

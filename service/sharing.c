@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/log.h"
+#include "cache/claims.h"
 #include "cache/redis_store.h"
 
 #include <math.h>
@@ -11,10 +12,14 @@
 #include <string.h>
 #include <unistd.h>
 
+/* How often the link's thread looks for blocks to claim. */
+#define FORWARD_MS 50u
+
 struct mr_sharing {
     mr_redis_link *link; /* NULL: no Redis */
     mr_rate_limiter *limiter;
     mr_metadata_store *store;
+    mr_claims claims; /* of the link's thread; no ring: nothing to tell */
 };
 
 mr_rate_limits mr_tenant_limits(const mr_tenant *tenant)
@@ -56,8 +61,8 @@ static void describe(const mr_runtime *runtime, const char *listen, int port, mr
     } else {
         snprintf(self->id, sizeof(self->id), "%s:%d", machine, port);
     }
-    snprintf(self->numerics, sizeof(self->numerics), "%s/%s/%s", mr_runtime_backend(runtime)->name,
-             config->compute, config->kv_cache_dtype);
+    snprintf(self->numerics, sizeof(self->numerics), "%s/%s", mr_runtime_backend(runtime)->numerics,
+             config->kv_cache_dtype);
     snprintf(self->state, sizeof(self->state), "ready");
 }
 
@@ -79,7 +84,25 @@ static mr_status create_link(mr_sharing *sharing, const mr_config *config, mr_er
     return mr_redis_link_create(&url, &sharing->link, err);
 }
 
-static mr_status create_all(mr_sharing *sharing, const mr_runtime *runtime, const mr_replica *self,
+/* The link's thread, while Redis answers; what does not fit meanwhile the index counts as lost. */
+static uint64_t forward_claims(void *ctx, uint64_t now_ns, bool fresh)
+{
+    (void)fresh;
+    (void)mr_claims_forward(ctx);
+    return now_ns + FORWARD_MS * MR_NS_PER_MS;
+}
+
+static void follow_index(mr_sharing *sharing, mr_runtime *runtime)
+{
+    mr_ring *events = mr_engine_prefix_events(mr_runtime_engine(runtime));
+    if (events != NULL) {
+        sharing->claims = (mr_claims){.events = events, .store = sharing->store};
+        mr_redis_link_hook(sharing->link,
+                           (mr_redis_hook){.tick = forward_claims, .ctx = &sharing->claims});
+    }
+}
+
+static mr_status create_all(mr_sharing *sharing, mr_runtime *runtime, const mr_replica *self,
                             mr_error *err)
 {
     const mr_config *config = mr_runtime_config(runtime);
@@ -96,11 +119,12 @@ static mr_status create_all(mr_sharing *sharing, const mr_runtime *runtime, cons
                                      &options.clock, &sharing->store, err);
     }
     MR_TRY(mr_redis_store_create(self, sharing->link, &sharing->store, err));
+    follow_index(sharing, runtime);
     return mr_redis_link_start(sharing->link, err);
 }
 
-mr_status mr_sharing_create(const mr_runtime *runtime, const char *listen, int port,
-                            mr_sharing **out, mr_error *err)
+mr_status mr_sharing_create(mr_runtime *runtime, const char *listen, int port, mr_sharing **out,
+                            mr_error *err)
 {
     mr_sharing *sharing = mr_calloc(1, sizeof(*sharing));
     if (sharing == NULL) {

@@ -18,9 +18,10 @@ typedef struct mr_sharing_stats {
     mr_store_stats store;
 } mr_sharing_stats;
 
-/* Of a replica that is reached at HOST:PORT; a host that means every interface is told as this
- * machine's name. RESOURCE_EXHAUSTED, INTERNAL. A Redis that does not answer is no error. */
-MR_MUST_USE mr_status mr_sharing_create(const mr_runtime *runtime, const char *listen, int port,
+/* The runtime is borrowed until destroy. Of a replica that is reached at HOST:PORT; a host that
+ * means every interface is told as this machine's name. RESOURCE_EXHAUSTED, INTERNAL. A Redis that
+ * does not answer is no error. */
+MR_MUST_USE mr_status mr_sharing_create(mr_runtime *runtime, const char *listen, int port,
                                         mr_sharing **out, mr_error *err);
 /* After the last ticket of its limiter is finished. */
 void mr_sharing_destroy(mr_sharing *sharing);

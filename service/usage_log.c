@@ -34,6 +34,6 @@ void mr_usage_log_refused(const mr_tenant *tenant, const mr_error *err)
 {
     char field[2 * MR_ERROR_FIELD_MAX];
     mr_log_folded(MR_LOG_INFO, "request", "refused", "tenant=%s status=%s field=%s",
-                  tenant == NULL ? "" : tenant->name, mr_status_name(err->status),
+                  tenant == NULL ? "\"\"" : tenant->name, mr_status_name(err->status),
                   mr_log_quote(err->field, field, sizeof(field)));
 }

@@ -6,7 +6,6 @@
 #include "base/cpu.h"
 #include "base/pages.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -66,6 +65,24 @@ static mr_status check_weights(const mr_plan *plan, const mr_cpu_weights *weight
     return MR_OK;
 }
 
+/* Every position that a sequence may have is a row of the learned ones. */
+static mr_status check_positions(const mr_plan *plan, const mr_exec_options *o, mr_error *err)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        const mr_op *op = &plan->ops[i];
+        if (op->kind != MR_OP_EMBED || !op->embed.learned_positions) {
+            continue;
+        }
+        const uint32_t rows = plan->weights[op->embed.positions].n - op->embed.offset;
+        if (o->max_context > rows) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, "max_seq_length",
+                                 "compile: %u positions are wanted and the model has learned %u",
+                                 o->max_context, rows);
+        }
+    }
+    return MR_OK;
+}
+
 static mr_status make_kv(mr_cpu_exec *exec, mr_error *err)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
@@ -106,29 +123,6 @@ static bool make_buffers(mr_cpu_exec *exec)
         }
     }
     return exec->buffers != NULL;
-}
-
-static bool make_ropes(mr_cpu_exec *exec)
-{
-    const mr_plan *plan = exec->plan;
-    exec->ropes = mr_calloc((size_t)plan->n_ropes + 1, sizeof(*exec->ropes));
-    for (uint32_t i = 0; exec->ropes != NULL && i < plan->n_ropes; i++) {
-        const mr_plan_rope *rope = &plan->ropes[i];
-        const uint64_t pairs = rope->dims / 2;
-        mr_cpu_rope *table = &exec->ropes[i];
-        table->cos = take(exec, exec->options.max_context * pairs, sizeof(float));
-        table->sin = take(exec, exec->options.max_context * pairs, sizeof(float));
-        if (table->cos == NULL || table->sin == NULL) {
-            return false;
-        }
-        for (uint64_t j = 0; j < exec->options.max_context * pairs; j++) {
-            const uint64_t position = j / pairs;
-            const double angle = (double)position * (double)rope->inv_freq[j % pairs];
-            table->cos[j] = (float)(cos(angle) * (double)rope->attention_factor);
-            table->sin[j] = (float)(sin(angle) * (double)rope->attention_factor);
-        }
-    }
-    return exec->ropes != NULL;
 }
 
 static bool make_tables(mr_cpu_exec *exec)
@@ -218,15 +212,11 @@ static void destroy(mr_exec *base)
     for (uint32_t i = 0; exec->buffers != NULL && i < exec->plan->n_buffers; i++) {
         free(exec->buffers[i]);
     }
-    for (uint32_t i = 0; exec->ropes != NULL && i < exec->plan->n_ropes; i++) {
-        free(exec->ropes[i].cos);
-        free(exec->ropes[i].sin);
-    }
+    mr_cpu_ropes_destroy(exec);
     for (uint32_t i = 0; exec->samplers != NULL && i < exec->threads; i++) {
         mr_sampler_destroy(exec->samplers[i]);
     }
     free(exec->buffers);
-    free(exec->ropes);
     mr_pages_free(exec->kv, exec->kv_bytes);
     free(exec->block_tables);
     free(exec->history);
@@ -263,6 +253,7 @@ mr_status mr_cpu_exec_create(mr_thread_pool *pool, const mr_plan *plan,
 {
     MR_TRY(check_options(options, err));
     MR_TRY(check_weights(plan, weights, err));
+    MR_TRY(check_positions(plan, options, err));
     mr_cpu_exec *exec = mr_calloc(1, sizeof(*exec));
     if (exec == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
@@ -277,7 +268,8 @@ mr_status mr_cpu_exec_create(mr_thread_pool *pool, const mr_plan *plan,
 
     mr_status status;
     MR_TRY_CLEANUP(status, make_kv(exec, err));
-    if (!make_buffers(exec) || !make_ropes(exec) || !make_tables(exec) || !make_scratch(exec)) {
+    if (!make_buffers(exec) || !mr_cpu_ropes_create(exec, take) || !make_tables(exec) ||
+        !make_scratch(exec)) {
         status = mr_fail(err, MR_RESOURCE_EXHAUSTED,
                          "activations: out of memory at %llu MiB; fewer tokens or rows a step, or "
                          "a shorter context, need less",

@@ -58,6 +58,7 @@ void mr_fast_op_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batc
                         uint32_t threads);
 void mr_fast_op_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
                           uint32_t thread, uint32_t threads);
+/* GATED and ACTIVATE. */
 void mr_fast_op_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads);
 void mr_fast_op_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,

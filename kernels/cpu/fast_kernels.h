@@ -168,7 +168,7 @@ typedef struct mr_fast_kernels {
     /* out = (x − centre) · factor · gain (+ bias) */
     void (*normalize)(const float *x, float centre, float factor, const float *gain,
                       const float *bias, float *out, uint32_t count);
-    /* out = act(gate) · up */
+    /* out = act(gate) · up, or act(gate) with up NULL */
     void (*gated)(mr_activation activation, const float *gate, const float *up, float *out,
                   uint32_t count);
     /* dims elements of x in place, angles as mr_cpu_rope has them: [dims / 2] each. */

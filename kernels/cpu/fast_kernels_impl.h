@@ -73,7 +73,10 @@ static void mr_impl_gated(mr_activation activation, const float *gate, const flo
     for (uint32_t i = 0; i < count; i += MR_FAST_LANES) {
         uint32_t n = count - i < MR_FAST_LANES ? count - i : MR_FAST_LANES;
         mr_vec v = mr_vec_activate(activation, mr_vec_load_part(gate + i, n));
-        mr_vec_store_part(out + i, mr_vec_mul(v, mr_vec_load_part(up + i, n)), n);
+        if (up != NULL) {
+            v = mr_vec_mul(v, mr_vec_load_part(up + i, n));
+        }
+        mr_vec_store_part(out + i, v, n);
     }
 }
 

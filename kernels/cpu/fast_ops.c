@@ -40,6 +40,12 @@ void mr_fast_op_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
         float *out = mr_cpu_row(exec, op->embed.out, t);
         mr_fast_weight_row(table, exec->tokens[t], out);
         mr_fast_kernels_of(exec)->scale(out, op->embed.scale, table->k);
+        if (op->embed.learned_positions) {
+            float *position = mr_cpu_scratch(exec, thread);
+            mr_fast_weight_row(&exec->weights->items[op->embed.positions],
+                               batch->positions[t] + op->embed.offset, position);
+            mr_fast_kernels_of(exec)->add(out, position, table->k);
+        }
         quantize_whole_row(exec, op, op->embed.out, t);
     }
 }
@@ -218,11 +224,17 @@ static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_
     const mr_fast_kernels *k = mr_fast_kernels_of(exec);
     float *x = mr_cpu_row(exec, rope->qkv, t) + (size_t)head * kv->head_width;
     const bool value = head >= rope->heads + kv->heads;
+    if (!value && rope->head_norms) {
+        const float *gain = mr_cpu_vector(exec, head < rope->heads ? rope->q_gain : rope->k_gain);
+        const float square = k->mean_square(x, 0.0f, kv->head_width);
+        k->normalize(x, 0.0f, 1.0f / sqrtf(square + rope->epsilon), gain, NULL, x, kv->head_width);
+    }
     if (!value && rope->rope != UINT16_MAX) {
         const mr_plan_rope *table = &exec->plan->ropes[rope->rope];
-        const size_t at = (size_t)batch->positions[t] * (table->dims / 2);
-        k->rotate(table->pairing, x, exec->ropes[rope->rope].cos + at,
-                  exec->ropes[rope->rope].sin + at, table->dims);
+        const float *cosines;
+        const float *sines;
+        mr_cpu_angles(exec, rope->rope, batch, t, &cosines, &sines);
+        k->rotate(table->pairing, x, cosines, sines, table->dims);
     }
     if (head < rope->heads) {
         return;
@@ -258,7 +270,9 @@ void mr_fast_op_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batc
 void mr_fast_op_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads)
 {
-    const mr_op_gated *gated = &op->gated;
+    const bool gate_only = op->kind == MR_OP_ACTIVATE;
+    const mr_op_gated plain = {op->activate.in, op->activate.out, op->activate.activation};
+    const mr_op_gated *gated = gate_only ? &plain : &op->gated;
     const uint64_t width = exec->plan->buffers[gated->out].width;
     const uint64_t blocks = width / MR_FAST_BLOCK + (width % MR_FAST_BLOCK > 0);
     uint64_t begin;
@@ -273,7 +287,8 @@ void mr_fast_op_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
         const float *gate = mr_cpu_row(exec, gated->in, row) + first;
         float *out = mr_cpu_row(exec, gated->out, row) + first;
         const uint32_t count = (uint32_t)(last - first);
-        mr_fast_kernels_of(exec)->gated(gated->activation, gate, gate + width, out, count);
+        mr_fast_kernels_of(exec)->gated(gated->activation, gate, gate_only ? NULL : gate + width,
+                                        out, count);
         if (mr_fast_quantizes(exec, op)) {
             mr_fast_quantize_row(exec, gated->out, row, (uint32_t)first, count);
         }

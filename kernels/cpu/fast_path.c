@@ -26,6 +26,8 @@ static mr_buffer_id quantizable_output(const mr_cpu_exec *exec, const mr_op *op)
         return op->norm.out;
     case MR_OP_GATED:
         return op->gated.out;
+    case MR_OP_ACTIVATE:
+        return op->activate.out;
     case MR_OP_GATHER:
         return op->unary.out;
     case MR_OP_ATTENTION:
@@ -51,6 +53,8 @@ static bool writes(const mr_op *op, mr_buffer_id id)
         return op->attention.out == id;
     case MR_OP_GATED:
         return op->gated.out == id;
+    case MR_OP_ACTIVATE:
+        return op->activate.out == id;
     case MR_OP_ALL_REDUCE:
     case MR_OP_GATHER:
         return op->unary.out == id;
@@ -110,7 +114,9 @@ static bool make_parts(mr_cpu_exec *exec, mr_fast_state *state)
 static uint8_t planes_of(const mr_plan *plan, mr_buffer_id id)
 {
     for (uint32_t i = 0; i < plan->n_ops; i++) {
-        if (plan->ops[i].kind == MR_OP_GATED && plan->ops[i].gated.out == id) {
+        const mr_op *op = &plan->ops[i];
+        if ((op->kind == MR_OP_GATED && op->gated.out == id) ||
+            (op->kind == MR_OP_ACTIVATE && op->activate.out == id)) {
             return 2;
         }
     }
@@ -180,6 +186,8 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
             bytes = mr_fast_attention_scratch(exec, &op->attention);
         } else if (op->kind == MR_OP_LINEAR) {
             bytes = mr_fast_linear_scratch(exec->plan->buffers[op->linear.in].width);
+        } else if (op->kind == MR_OP_EMBED) {
+            bytes = exec->plan->buffers[op->embed.out].width * sizeof(float);
         }
         most = bytes > most ? bytes : most;
     }
@@ -196,7 +204,8 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
             [MR_OP_EMBED] = mr_fast_op_embed,         [MR_OP_NORM] = mr_fast_op_norm,              \
             [MR_OP_LINEAR] = mr_fast_op_linear,       [MR_OP_ROPE_KV] = mr_fast_op_rope_kv,        \
             [MR_OP_ATTENTION] = mr_fast_op_attention, [MR_OP_GATED] = mr_fast_op_gated,            \
-            [MR_OP_GATHER] = mr_fast_op_gather,       [MR_OP_SAMPLE] = mr_cpu_op_sample,           \
+            [MR_OP_ACTIVATE] = mr_fast_op_gated,      [MR_OP_GATHER] = mr_fast_op_gather,          \
+            [MR_OP_SAMPLE] = mr_cpu_op_sample,                                                     \
         },                                                                                         \
     }
 

@@ -107,6 +107,7 @@ mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err
     MR_TRY(mr_cpu_batch_check(exec, batch, err));
     apply_deltas(exec, batch);
     resolve_tokens(exec, batch);
+    mr_cpu_ropes_step(exec, batch);
     exec->batch = batch;
     mr_thread_pool_run(exec->pool, walk, exec);
     exec->batch = NULL;

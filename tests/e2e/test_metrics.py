@@ -18,10 +18,14 @@ PROMPT = "The river ran"
 COUNTERS = """
 millrace_requests_started_total millrace_requests_finished_total millrace_requests_rejected_total
 millrace_requests_refused_total millrace_requests_corrupted_total millrace_prompt_tokens_total
-millrace_generated_tokens_total millrace_preemptions_total millrace_engine_step_seconds_total
+millrace_generated_tokens_total millrace_preemptions_total millrace_preempted_tokens_total millrace_engine_step_seconds_total
 millrace_prefix_cache_queried_tokens_total millrace_prefix_cache_found_tokens_total
-process_cpu_seconds_total millrace_preemptions_swapped_total millrace_swaps_resumed_total
-millrace_kv_host_copied_blocks_total millrace_kv_transfers_total
+process_cpu_seconds_total
+millrace_rate_limit_decisions_total millrace_rate_limit_refusals_total millrace_redis_connects_total
+millrace_redis_commands_total millrace_redis_errors_total millrace_redis_dropped_total
+millrace_claims_published_total
+millrace_preemptions_swapped_total millrace_swaps_resumed_total millrace_kv_host_copied_blocks_total
+millrace_kv_transfers_total
 vllm:num_preemptions_total vllm:prompt_tokens_total vllm:prompt_tokens_cached_total vllm:generation_tokens_total
 vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total vllm:request_success_total
 vllm:corrupted_requests_total vllm:admission_rejections_total
@@ -31,6 +35,7 @@ millrace_build_info millrace_model_info millrace_ready millrace_requests_running
 millrace_memory_allocated_bytes millrace_kv_cache_reserved_bytes millrace_kv_cache_live_bytes
 millrace_kv_cache_cached_bytes millrace_kv_cache_blocks millrace_kv_cache_usage_ratio millrace_engine_busy_ratio
 millrace_engine_running_step_seconds millrace_engine_last_step_age_seconds process_resident_memory_bytes
+millrace_redis_connected millrace_redis_available
 millrace_kv_cache_bytes_per_token millrace_kv_host_blocks millrace_kv_transfers_unfinished
 vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:cache_config_info
 vllm:lora_requests_info
@@ -52,6 +57,9 @@ LABELS = {
     "millrace_model_info": {"model_name", "backend"},
     "millrace_requests_finished_total": {"reason"},
     "millrace_requests_refused_total": {"status"},
+    "millrace_rate_limit_decisions_total": {"by"},
+    "millrace_rate_limit_refusals_total": {"limit"},
+    "millrace_redis_dropped_total": {"what"},
     "millrace_memory_allocated_bytes": {"part"},
     "millrace_kv_cache_blocks": {"state"},
     "millrace_kv_cache_bytes_per_token": {"dtype"},

@@ -1,6 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
 """Callers with keys: who gets in, and whose requests are whose."""
-import hashlib
 import os
 import re
 import subprocess
@@ -11,52 +10,20 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
+from keys import KeyServer, bearer, digest
 from serving import CALL_S, Server, generate, greedy
 from stubs import pb, pb_grpc
 
 KEYS = {"ada": "key-of-ada", "ada2": "second-key-of-ada", "bob": "key-of-bob"}
 
 
-def digest(key):
-    return hashlib.sha256(key.encode()).hexdigest()
-
-
 TENANTS = (f"tenants=[{{name: ada, keys: [{digest(KEYS['ada'])}, {digest(KEYS['ada2'])}], priority_max: 5}}, "
            f"{{name: bob, keys: [{digest(KEYS['bob'])}], weight: 3}}]")
 
 
-class KeyServer(Server):
-    """Its own calls, for health, carry ada's key."""
-
-    def new_channel(self):
-        channel = super().new_channel()
-        return grpc.intercept_channel(channel, WithKey(KEYS["ada"]))
-
-
-class WithKey(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
-    def __init__(self, key):
-        self._metadata = bearer(key)
-
-    def _call(self, proceed, details, asked):
-        class Details(grpc.ClientCallDetails):
-            pass
-        changed = Details()
-        for name in ("method", "timeout", "credentials", "wait_for_ready", "compression"):
-            setattr(changed, name, getattr(details, name, None))
-        changed.metadata = self._metadata
-        return proceed(changed, asked)
-
-    intercept_unary_unary = _call
-    intercept_unary_stream = _call
-
-
-def bearer(key, scheme="Bearer "):
-    return [("authorization", scheme + key)]
-
-
 @pytest.fixture(scope="module")
 def locked(millrace_bin, model_path):
-    with KeyServer(millrace_bin, model_path, "max_seq_length=256", "admin.enable=true", TENANTS) as running:
+    with KeyServer(KEYS["ada"], millrace_bin, model_path, "max_seq_length=256", "admin.enable=true", TENANTS) as running:
         yield running
 
 

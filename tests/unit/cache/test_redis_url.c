@@ -83,7 +83,7 @@ static void test_redis_url_of_a_socket(void **state)
 static void test_redis_url_tls_is_refused_with_the_way_around(void **state)
 {
     (void)state;
-    assert_refused("rediss://:pw@h:6380/0", MR_UNIMPLEMENTED, "TLS proxy");
+    assert_refused("rediss://:pw@h:6380/0", MR_FAILED_PRECONDITION, "TLS proxy");
 }
 
 static void test_redis_url_mistakes_are_named(void **state)

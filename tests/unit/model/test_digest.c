@@ -13,9 +13,10 @@
 
 #include <cmocka.h>
 
-/* Digest of a tiny model whose file has `change` added to the byte `from_end` before its end (0:
- * nothing is changed). */
-static void digest_of(const tiny_llama *how, size_t from_end, uint8_t out[MR_SHA256_BYTES])
+/* Digest of a tiny model in whose file one bit is changed: so many bytes before the end, or of the
+ * value of a key with 4 bytes. */
+static void digest_of(const tiny_llama *how, size_t from_end, const char *key,
+                      uint8_t out[MR_SHA256_BYTES])
 {
     gguf_writer w;
     mr_model *model = NULL;
@@ -31,6 +32,11 @@ static void digest_of(const tiny_llama *how, size_t from_end, uint8_t out[MR_SHA
     if (from_end > 0) {
         changed[size - from_end] ^= 1;
     }
+    if (key != NULL) {
+        uint8_t *at = memmem(changed, size, key, strlen(key));
+        assert_non_null(at);
+        at[strlen(key) + 4] ^= 1; /* behind the type */
+    }
     if (mr_model_open_memory(changed, size, "m", &model, &err) != MR_OK ||
         mr_model_digest(model, &go_on, out, &err) != MR_OK) {
         fail_msg("%s", err.message);
@@ -43,15 +49,16 @@ static void digest_of(const tiny_llama *how, size_t from_end, uint8_t out[MR_SHA
 static void test_digest_is_of_the_content_X4(void **state)
 {
     (void)state;
-    uint8_t digests[4][MR_SHA256_BYTES];
+    uint8_t digests[5][MR_SHA256_BYTES];
     uint8_t again[MR_SHA256_BYTES];
-    digest_of(&(tiny_llama){0}, 0, digests[0]);
-    digest_of(&(tiny_llama){.untied = true}, 0, digests[1]);
-    digest_of(&(tiny_llama){.biases = true}, 0, digests[2]);
-    digest_of(&(tiny_llama){0}, 200, digests[3]); /* one bit of a weight */
-    digest_of(&(tiny_llama){0}, 0, again);
+    digest_of(&(tiny_llama){0}, 0, NULL, digests[0]);
+    digest_of(&(tiny_llama){.untied = true}, 0, NULL, digests[1]);
+    digest_of(&(tiny_llama){.biases = true}, 0, NULL, digests[2]);
+    digest_of(&(tiny_llama){0}, 200, NULL, digests[3]); /* of a weight */
+    digest_of(&(tiny_llama){0}, 0, "llama.attention.layer_norm_rms_epsilon", digests[4]);
+    digest_of(&(tiny_llama){0}, 0, NULL, again);
     assert_memory_equal(again, digests[0], sizeof(again));
-    for (int i = 0; i < 4; i++) {
+    for (int i = 0; i < 5; i++) {
         for (int j = 0; j < i; j++) {
             assert_memory_not_equal(digests[i], digests[j], sizeof(digests[i]));
         }

@@ -385,7 +385,7 @@ static void compare(const answer *alone, const answer *found, uint32_t number, u
 static void again(const tiny_plan *tiny, const uint32_t *order, bool forget)
 {
     if (forget) {
-        (void)mr_scheduler_reset_prefix_cache(world.scheduler, 0);
+        mr_scheduler_reset_prefix_cache(world.scheduler, 0);
     }
     for (uint32_t i = 0; i < 2 * ASKS; i++) {
         server_add(&world, &asks[order[i / 2]], tiny->dims.vocab);

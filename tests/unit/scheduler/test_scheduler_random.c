@@ -22,6 +22,7 @@
 #define STEPS         400u  /* of a world while requests arrive */
 #define STEPS_TO_END  5000u /* and at most so many after that: more is a livelock */
 #define CLIENTS       24u
+#define TENANTS       3u
 #define MAX_TOKENS    40u
 #define MAX_PROMPT    40u
 #define MAX_CHOICES   6u
@@ -105,6 +106,12 @@ static void world_open(world *w, uint32_t number)
         .max_seq_length = draw(w, 12, 64),
         .max_queue = draw(w, 0, 12),
         .max_preemptions = draw(w, 0, 3),
+        .fair =
+            {
+                .ageing_ns = chance(w, 3) ? MR_NEVER : draw(w, 0, 40) * MS,
+                .max_overtakes = draw(w, 0, 4),
+                .overtake_ns = chance(w, 3) ? MR_NEVER : draw(w, 0, 30) * MS,
+            },
         .prefill_interval = draw(w, 1, 4),
         .batch_timeout_ns = chance(w, 2) ? 0 : draw(w, 1, 10) * MS,
         .slow_reader_timeout_ns = SLOW_LIMIT_MS * MS,
@@ -141,6 +148,7 @@ static void world_open(world *w, uint32_t number)
 static mr_request_params draw_params(world *w)
 {
     mr_request_params params = rig_params(draw(w, 1, MAX_TOKENS));
+    params.priority = chance(w, 3) ? (int32_t)draw(w, 0, 4) - 2 : 0;
     params.ignore_eos = chance(w, 2);
     params.min_tokens = chance(w, 3) ? draw(w, 1, 12) : 0;
     params.presence_penalty = chance(w, 3) ? 0.5f : 0;
@@ -214,10 +222,13 @@ static void arrive(world *w, client *c)
     memcpy(prompt, family, common * sizeof(*family));
     stops[0] = draw(w, 8, 39);
     stops[1] = draw(w, 8, 39);
+    const uint32_t tenant = draw(w, 0, TENANTS - 1);
     memset(c, 0, sizeof(*c));
     c->reader = chance(w, 4) ? (reader)draw(w, 0, READERS - 1) : READER_PROMPT;
     const mr_request_spec spec = {
         .id = "random \"id\"",
+        .tenant = tenant,
+        .weight = 1 + 2 * tenant,
         .prompt = prompt,
         .n_prompt = n_prompt,
         .params = draw_params(w),
@@ -293,7 +304,9 @@ static void expect_cut(const world *w, const client *c, const rig_event *event)
         break;
     default:
         assert_int_equal(event->finish, MR_FINISH_ERROR);
-        assert_true(may_fail_so(w, c, err));
+        if (!may_fail_so(w, c, err)) {
+            fail_msg("%s", err->message);
+        }
         break;
     }
 }
@@ -408,15 +421,22 @@ static void check_residents(const world *w)
         const mr_sequence *sequence = s->running.items[i];
         const uint32_t members = sequence->group->beams != NULL ? sequence->group->n_sequences : 1;
         assert_int_equal(sequence->state, MR_SEQUENCE_RUNNING);
-        assert_true(i == 0 || mr_sequence_outranks(s->running.items[i - 1], sequence));
+        assert_true(i == 0 || mr_sequence_runs_before(s->running.items[i - 1], sequence));
         n_slots += members;
         for (uint32_t m = 0; m < members; m++) {
             count_blocks(w, &sequence[m], slots, held);
         }
     }
     assert_int_equal(n_slots + s->n_free_slots, s->max_running);
+    uint32_t waiting[TENANTS] = {0};
     for (uint32_t i = 0; i < s->waiting.count; i++) {
-        assert_int_equal(s->waiting.items[i]->n_blocks, 0);
+        const mr_sequence *sequence = s->waiting.items[i];
+        assert_int_equal(sequence->n_blocks, 0);
+        assert_true(sequence->overtaken <= s->options.fair.max_overtakes);
+        waiting[sequence->request->tenant]++;
+    }
+    for (uint32_t t = 0; t < TENANTS; t++) {
+        assert_int_equal(s->fair.tenants[t].waiting, waiting[t]);
     }
     /* Transfers hold theirs, too. */
     for (uint32_t i = 0; i < SCRIPTED_TRANSFERS; i++) {
@@ -461,7 +481,7 @@ static void world_step(world *w, bool arrivals)
         }
     }
     if (chance(w, 100)) {
-        (void)mr_scheduler_reset_prefix_cache(w->r.scheduler, 0);
+        mr_scheduler_reset_prefix_cache(w->r.scheduler, 0);
     }
     if (!rig_step(&w->r, NULL)) {
         /* It must know when to come back if it has anything to do. */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config.h"
+#include "service/config_value.h"
 #include "service/generation.h"
 
 #include <setjmp.h>
@@ -77,6 +78,9 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.prefill_interval, 1);
     assert_int_equal(config.max_queue_requests, 1024);
     assert_int_equal(config.max_preemptions, 3);
+    assert_int_equal(config.priority_ageing_ms, 10000);
+    assert_int_equal(config.max_overtakes, 8);
+    assert_int_equal(config.overtake_timeout_ms, 1000);
     assert_int_equal(config.slow_reader_timeout_ms, 30000);
     assert_int_equal(config.block_size, 16);
     assert_int_equal(config.max_seq_length, 0);
@@ -234,6 +238,41 @@ static void test_config_tenants_refused(void **state)
     load_refused("threads: 1\ntenants:\n- name: a\n  wieght: 3\n", MR_INVALID_ARGUMENT, "line 3",
                  "did you mean weight?");
     load_refused("tenants: []\ntenants: []\n", MR_INVALID_ARGUMENT, "line 2", "given twice");
+}
+
+static void decimal_refused(const mr_config_key *key, const char *text)
+{
+    double value = 7.0;
+    mr_error err = {0};
+    assert_int_equal(mr_config_value_set(&value, key, text, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "0 to 1000");
+    assert_true(value == 7.0);
+}
+
+static void test_config_decimals(void **state)
+{
+    (void)state;
+    const mr_config_key key = {
+        .name = "rate", .kind = MR_KEY_DECIMAL, .size = sizeof(double), .high = 1000};
+    static const struct {
+        const char *text;
+        double value;
+    } good[] = {{"0", 0}, {"0.5", 0.5}, {"12", 12}, {"000.25", 0.25}, {"1000", 1000}};
+    double value = 7.0;
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        assert_int_equal(mr_config_value_set(&value, &key, good[i].text, NULL), MR_OK);
+        assert_true(value == good[i].value);
+    }
+    mr_buffer text = {0};
+    value = 0.5;
+    assert_int_equal(mr_config_value_format(&value, &key, &text), MR_OK);
+    assert_memory_equal(text.data, "0.5", 3);
+    mr_buffer_deinit(&text);
+    static const char *const bad[] = {"",    "-1",  "+1",  ".5", "5.", "1e2",   "0x10",
+                                      "inf", "nan", "1,5", " 1", "1 ", "1.2.3", "1000.1"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        decimal_refused(&key, bad[i]);
+    }
 }
 
 static void test_config_tenants_are_bounded(void **state)
@@ -443,6 +482,49 @@ static void test_config_file_aliases_are_bounded(void **state)
     mr_config config = fresh();
     mr_error err = {0};
     assert_int_equal(load_text(&config, "tls: {}\nlog: {}\nadapters: []\n", &err), MR_OK);
+}
+
+static void test_config_redis(void **state)
+{
+    (void)state;
+    set_refused("redis.url=http://h", MR_INVALID_ARGUMENT, "redis.url: it is no URL of Redis");
+    set_refused("redis.url=rediss://h", MR_FAILED_PRECONDITION, "TLS proxy");
+    set_refused("redis.on_failure=maybe", MR_INVALID_ARGUMENT, "local|open|closed");
+    set_refused("redis.timeout_ms=51", MR_INVALID_ARGUMENT, "from 1 to 50");
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_string_equal(config.redis_url, "");
+    set_ok(&config, "redis.on_failure=open");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.on_failure cannot act without Redis");
+    set_ok(&config, "redis.url=redis://h:7000/1");
+    assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+    set_ok(&config, "redis.replica_id=two words");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.replica_id");
+}
+
+/* Neither what is logged nor what is printed as a file, and no error. */
+static void test_config_shows_no_password(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_buffer text = {0};
+    set_ok(&config, "redis.url=redis://ada:xyzzy@h:7000/1");
+    assert_string_equal(config.redis_url, "redis://ada:xyzzy@h:7000/1");
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_null(strstr((const char *)text.data, "xyzzy"));
+    assert_null(strstr((const char *)text.data, "ada"));
+    assert_non_null(strstr((const char *)text.data, "redis.url=redis://***@h:7000/1 "));
+    assert_non_null(strstr((const char *)text.data, "\n# not shown: redis.url: "));
+    mr_buffer_deinit(&text);
+    mr_error err = {0};
+    assert_int_equal(mr_config_set(&config, "redis.url=redis://ada:xyzzy@h:port", &err),
+                     MR_INVALID_ARGUMENT);
+    assert_null(strstr(err.message, "xyzzy"));
+    assert_string_equal(err.field, "redis.url");
 }
 
 static void test_config_later_sources_win(void **state)
@@ -671,6 +753,7 @@ int main(void)
         cmocka_unit_test(test_config_tenants),
         cmocka_unit_test(test_config_tenants_refused),
         cmocka_unit_test(test_config_tenants_are_bounded),
+        cmocka_unit_test(test_config_decimals),
         cmocka_unit_test(test_config_sizes),
         cmocka_unit_test(test_config_bounds),
         cmocka_unit_test(test_config_unknown_key_names_the_nearest),
@@ -679,6 +762,8 @@ int main(void)
         cmocka_unit_test(test_config_file_nested_and_dotted),
         cmocka_unit_test(test_config_file_errors_name_line_and_key),
         cmocka_unit_test(test_config_file_aliases_are_bounded),
+        cmocka_unit_test(test_config_redis),
+        cmocka_unit_test(test_config_shows_no_password),
         cmocka_unit_test(test_config_later_sources_win),
         cmocka_unit_test(test_config_environment),
         cmocka_unit_test(test_config_format_Q6_effective_configuration),
