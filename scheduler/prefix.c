@@ -5,6 +5,9 @@
 #include "scheduler/internal.h"
 #include "scheduler/swap.h"
 
+/* Blocks whose places are fetched while those before them are registered. */
+#define AHEAD 8u
+
 /* NULL: the sequence neither finds nor registers anything. */
 static mr_prefix_index *index_of(const mr_scheduler *s, const mr_sequence *sequence)
 {
@@ -164,6 +167,7 @@ static void register_block(const mr_scheduler *s, mr_prefix_index *index,
         .parent = block == 0 ? NULL : hash_at(s, sequence, block - 1),
         .tokens = sequence->tokens + (size_t)block * s->block_size,
         .block = sequence->blocks[block],
+        .before = block == 0 ? MR_NULL_BLOCK : sequence->blocks[block - 1],
     };
     (void)mr_prefix_index_add(index, &entry);
 }
@@ -188,6 +192,10 @@ void mr_scheduler_prefix_register(mr_scheduler *s, mr_sequence *sequence, uint32
         first--;
     }
     for (uint32_t block = first; block < end; block++) {
+        if (block + AHEAD < end) {
+            mr_prefix_index_expect(index, hash_at(s, sequence, block + AHEAD),
+                                   sequence->blocks[block + AHEAD]);
+        }
         register_block(s, index, sequence, block);
     }
 }

@@ -126,9 +126,36 @@ static uint32_t max_rows(const mr_config *config)
     return wanted < config->max_batch_tokens ? wanted : config->max_batch_tokens;
 }
 
+/* A cache of a given size that does not fit beside the weights is told before they are loaded. */
+static mr_status check_memory(const mr_runtime *runtime, mr_error *err)
+{
+    const mr_config *config = &runtime->config;
+    const mr_model_config *model = mr_model_config_get(runtime->model);
+    const uint32_t length =
+        config->max_seq_length > 0 ? config->max_seq_length : model->context_length;
+    const uint64_t available = mr_memory_available();
+    const uint64_t weights = model->weights_bytes;
+    uint64_t most; /* that the batch can use */
+    if (!mr_mul_u64(mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
+                    (uint64_t)config->max_batch_size * mr_blocks_for(length, config->block_size),
+                    &most)) {
+        most = UINT64_MAX;
+    }
+    const uint64_t cache = mr_min_u64(config->kv_cache_memory, most);
+    if (cache == 0 || (cache <= available && weights <= available - cache)) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_FAILED_PRECONDITION, "kv_cache_memory",
+                         "weights of %" PRIu64 " MiB and a kv_cache_memory of %" PRIu64
+                         " MiB are more than the %" PRIu64 " MiB of memory available: lower "
+                         "kv_cache_memory, or take a smaller or more quantised model",
+                         weights / MIB, cache / MIB, available / MIB);
+}
+
 static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
 {
     mr_backend *backend = runtime->backend;
+    MR_TRY(check_memory(runtime, err));
     MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
                                &runtime->weights, err));
 
@@ -309,13 +336,12 @@ mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime)
     return runtime->identity;
 }
 
-bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
-                            mr_prefix_root *out)
+bool mr_runtime_prefix_root(mr_runtime *runtime, const mr_prefix_asker *asker, mr_prefix_root *out)
 {
     if (runtime->identity == NULL) {
         return false;
     }
-    mr_prefix_identity_root(runtime->identity, tenant, salt->data, salt->size, out);
+    mr_prefix_identity_root(runtime->identity, asker, out);
     return true;
 }
 
