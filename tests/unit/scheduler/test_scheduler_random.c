@@ -455,9 +455,9 @@ static void check_residents(const world *w)
 static void draw_transfers(world *w)
 {
     scripted_transfers *t = &w->r.exec.transfers;
-    t->start_fails = chance(w, 20);
-    t->fails = chance(w, 20);
-    t->polls = chance(w, 40) ? SCRIPTED_NEVER : chance(w, 2) ? 0 : draw(w, 1, 4);
+    t->start_fails = chance(w, 12);
+    t->fails = chance(w, 12);
+    t->polls = chance(w, 12) ? SCRIPTED_NEVER : chance(w, 2) ? 0 : draw(w, 1, 4);
     t->polls = w->immediate ? 0 : t->polls;
     if (chance(w, 60)) {
         scripted_transfers_hurry(t);
