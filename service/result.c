@@ -123,7 +123,8 @@ mr_status mr_local_run_start(mr_local_run *run, mr_runtime *runtime, mr_waiter *
     };
     mr_generation_lists_fill(ask->lists, &spec);
     mr_prefix_root root;
-    if (mr_runtime_prefix_root(runtime, MR_DEFAULT_TENANT, &ask->lists->cache_salt, &root)) {
+    if (mr_runtime_prefix_root(runtime, MR_DEFAULT_TENANT, &ask->lists->cache_salt, spec.n_prompt,
+                               &root)) {
         spec.prefix = &root;
     }
     MR_TRY(mr_request_create(&spec, &run->request, err));
