@@ -110,6 +110,21 @@ def test_rotary_positions_go_by_the_prompt_however_it_is_cut(millrace_bin):
             assert first["token_ids"] == second["token_ids"] and first["logprobs"] == second["logprobs"]
 
 
+def test_prefixes_are_shared_between_prompts_of_the_same_rotary_positions(millrace_bin):
+    """Blocks of 8: 24 tokens in common, but longrope has other frequencies above 32 tokens."""
+    model = DATA / "architectures" / "phi3-longrope"
+    ids = json.loads((model / "expected.json").read_text())["prompt_ids"]
+    rows = [ids[:26], ids[:30], ids[:40], ids[:34]]
+    asked = [json.dumps({"prompt_ids": row, "temperature": 0, "max_tokens": 4, "logprobs": 1}) + "\n" for row in rows]
+    settings = ["--set", "compute=f32", "--set", "block_size=8", "--set", "max_batch_size=1"]
+    got = [json.loads(line) for line in
+           output(millrace_bin, "generate", "--model", model, "--jsonl", *settings, stdin="".join(asked)).splitlines()]
+    assert [row["cached_tokens"] for row in got] == [0, 24, 0, 32]
+    for row, line in zip(got, asked):
+        alone = json.loads(output(millrace_bin, "generate", "--model", model, "--jsonl", *settings, stdin=line))
+        assert alone["logprobs"] == row["logprobs"]
+
+
 def test_text_without_a_tokenizer_says_what_is_missing(millrace_bin, tmp_path):
     model = bare_copy("opt", tmp_path)
     done = run(millrace_bin, "generate", "--model", model, "--jsonl", stdin='{"prompt": "Hello"}')
