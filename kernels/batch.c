@@ -201,6 +201,30 @@ mr_status mr_batch_add_token(mr_batch_storage *s, int32_t src, uint32_t position
     return MR_OK;
 }
 
+mr_status mr_batch_add_span(mr_batch_storage *s, const uint32_t *tokens, uint32_t count,
+                            uint32_t position, uint32_t kv_slot)
+{
+    if (s->batch.n_seqs == 0 || s->limits.kv_groups != 1 || position >= s->limits.max_context ||
+        count > s->limits.max_context - position) {
+        return MR_INVALID_ARGUMENT;
+    }
+    const uint32_t t = s->batch.n_tokens;
+    if (count > s->limits.max_tokens - t) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    int32_t *const src = s->token_src + t;
+    uint32_t *const positions = s->positions + t;
+    uint32_t *const slots = s->kv_slot + t;
+    for (uint32_t i = 0; i < count; i++) {
+        src[i] = (int32_t)tokens[i];
+        positions[i] = position + i;
+        slots[i] = kv_slot + i;
+    }
+    s->batch.n_tokens += count;
+    s->seq_start[s->batch.n_seqs] = s->batch.n_tokens;
+    return MR_OK;
+}
+
 mr_status mr_batch_add_row(mr_batch_storage *s, const mr_row_params *params,
                            const uint32_t *bias_tokens, const float *bias_values)
 {

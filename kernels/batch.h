@@ -149,6 +149,10 @@ void mr_batch_set_rope_length(mr_batch_storage *storage, uint32_t tokens);
 /* Adds a token to the sequence started last; kv_slot has one entry a group. */
 MR_MUST_USE mr_status mr_batch_add_token(mr_batch_storage *storage, int32_t src, uint32_t position,
                                          const uint32_t *kv_slot);
+/* Adds `count` tokens with literal ids at positions from `position` on, whose K/V goes into places
+ * from `kv_slot` on, one behind the other: a part of one block. For one KV group. */
+MR_MUST_USE mr_status mr_batch_add_span(mr_batch_storage *storage, const uint32_t *tokens,
+                                        uint32_t count, uint32_t position, uint32_t kv_slot);
 /* Asks for the logits of the token added last; a token may have several rows. Bias lists may be
  * empty; NULL with params->bias_count above 0: the row shares the list of the row added last. */
 MR_MUST_USE mr_status mr_batch_add_row(mr_batch_storage *storage, const mr_row_params *params,

@@ -31,7 +31,7 @@ typedef enum mr_dtype {
     MR_DTYPE_COUNT, /* above: what a weight may be made of */
     /* Tensors of files that are no weights by themselves: codes, indices, and the like. */
     MR_DTYPE_F8_E4M3 = MR_DTYPE_COUNT,
-    MR_DTYPE_I8,
+    MR_DTYPE_I8, /* also of the KV cache: kv_layout.h */
     MR_DTYPE_U8,
     MR_DTYPE_BOOL,
     MR_DTYPE_I16,

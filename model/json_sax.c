@@ -40,6 +40,14 @@ typedef struct parser {
     mr_error *err;
 } parser;
 
+/* The key of a level; an empty one may stand before any memory was taken. */
+static mr_bytes key_of(const mr_json_path *path, const level *in)
+{
+    return (mr_bytes){.data =
+                          in->key_bytes > 0 ? path->keys.data + in->key_begin : (const uint8_t *)"",
+                      .size = in->key_bytes};
+}
+
 static int stop(parser *p, mr_status status)
 {
     p->status = status;
@@ -54,7 +62,7 @@ static int emit(parser *p, mr_json_event event)
     if (path->depth > 0) {
         level *in = &path->levels[path->depth - 1];
         if (in->object) {
-            event.key = (mr_bytes){.data = path->keys.data + in->key_begin, .size = in->key_bytes};
+            event.key = key_of(path, in);
         } else if (!ends) {
             in->index++;
         }
@@ -227,7 +235,7 @@ mr_bytes mr_json_path_key(const mr_json_event *event, uint32_t level_index)
     if (!in->object) {
         return (mr_bytes){0};
     }
-    return (mr_bytes){.data = event->path->keys.data + in->key_begin, .size = in->key_bytes};
+    return key_of(event->path, in);
 }
 
 uint64_t mr_json_path_index(const mr_json_event *event, uint32_t level_index)

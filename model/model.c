@@ -273,10 +273,10 @@ static mr_status load_directory(mr_model *model, const char *dir, mr_error *err)
 {
     MR_TRY(name_directory(model, dir, err));
     MR_TRY(load_config(model, dir, err));
+    MR_TRY(load_directory_text(model, dir, err));
     if (!model->random) {
         MR_TRY(mr_checkpoint_open(dir, &model->checkpoint, err));
     }
-    MR_TRY(load_directory_text(model, dir, err));
     return try_plan(model, dir, err);
 }
 

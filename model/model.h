@@ -88,14 +88,14 @@ typedef struct mr_model_tensor {
  * NOT_FOUND, PERMISSION_DENIED, DATA_LOSS (corrupt: says what and at which offset), UNIMPLEMENTED
  * (an architecture, type or version this build lacks, named). Gives the model. */
 MR_MUST_USE mr_status mr_model_open(const char *path, mr_model **out, mr_error *err);
-/* Opens what handles text and no more, tokenizer and chat template: of a directory, where weights
- * need not be, or of a GGUF file, whose architecture may be any. Nothing else of the model may be
- * asked for. Errors as above. */
-MR_MUST_USE mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err);
 /* The same for a directory that needs no weights: those of its plan are made of the seed, as
  * kernels/random_weight.h says. INVALID_ARGUMENT for a file. */
 MR_MUST_USE mr_status mr_model_open_random(const char *path, uint64_t seed, mr_model **out,
                                            mr_error *err);
+/* Opens what handles text and no more, tokenizer and chat template: of a directory, where weights
+ * need not be, or of a GGUF file, whose architecture may be any. Nothing else of the model may be
+ * asked for. Errors as above. */
+MR_MUST_USE mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err);
 void mr_model_close(mr_model *model);
 
 /* "gguf", "safetensors", "random"; static. */

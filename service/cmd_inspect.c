@@ -57,8 +57,8 @@ static json_t *tensors_array(const mr_model *model)
     return array;
 }
 
-/* Bytes that a token takes in the KV cache by default. */
-static uint64_t kv_bytes_per_token(const mr_model_config *config)
+/* Bytes that a token takes in a KV cache of this type. */
+static uint64_t kv_bytes_per_token(const mr_model_config *config, mr_dtype kv_dtype)
 {
     const mr_plan_kv kv = {
         .layers = config->layers,
@@ -66,15 +66,28 @@ static uint64_t kv_bytes_per_token(const mr_model_config *config)
         .head_width = config->head_width,
         .groups = 1,
     };
-    return mr_kv_block_bytes(&kv, MR_DTYPE_BF16, 1);
+    return mr_kv_block_bytes(&kv, kv_dtype, 1);
+}
+
+/* By the names of kv_cache_dtype. */
+static json_t *kv_bytes_object(const mr_model_config *config)
+{
+    return json_pack("{s:I, s:I, s:I, s:I}", "f32",
+                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_F32), "f16",
+                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_F16), "bf16",
+                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_BF16), "int8",
+                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_I8));
 }
 
 static json_t *model_object(const mr_model *model)
 {
     const mr_model_config *config = mr_model_config_get(model);
     json_t *eos = mr_jsonl_ids_array(config->eos, config->n_eos);
-    json_t *memory = json_pack("{s:I, s:I}", "weights_bytes", (json_int_t)config->weights_bytes,
-                               "kv_cache_bytes_per_token", (json_int_t)kv_bytes_per_token(config));
+    json_t *memory =
+        json_pack("{s:I, s:I, s:o}", "weights_bytes", (json_int_t)config->weights_bytes,
+                  "kv_cache_bytes_per_token",
+                  (json_int_t)kv_bytes_per_token(config, MR_DTYPE_BF16), /* the default */
+                  "kv_cache_bytes_per_token_by_dtype", kv_bytes_object(config));
     json_t *object = json_pack(
         "{s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:s, s:I}", "name", config->name, "format",
         mr_model_format(model), "architecture", config->architecture, "layers",
@@ -110,8 +123,11 @@ static void print_text(const mr_model *model)
            " (%" PRIu32 " for keys and values) of %" PRIu32 "\n",
            c->layers, c->width, c->ffn_width, c->heads, c->kv_heads, c->head_width);
     printf("  vocabulary      %" PRIu32 "\n", c->vocab_size);
-    printf("  context         %" PRIu32 " tokens, %" PRIu64 " bytes of KV cache each (bf16)\n",
-           c->context_length, kv_bytes_per_token(c));
+    printf("  context         %" PRIu32 " tokens\n", c->context_length);
+    printf("  KV cache        %" PRIu64 " bytes a token (bf16, the default), int8 %" PRIu64
+           ", f32 %" PRIu64 "\n",
+           kv_bytes_per_token(c, MR_DTYPE_BF16), kv_bytes_per_token(c, MR_DTYPE_I8),
+           kv_bytes_per_token(c, MR_DTYPE_F32));
     printf("  positions       ");
     if (c->learned_positions > 0) {
         printf("learned, %" PRIu32 "\n", c->context_length);

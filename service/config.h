@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Configuration. One table (service/config_keys.def) drives names, types, defaults, bounds, --set,
- * environment and files. Later sources win: defaults, file, environment, --set.
+ * environment and files. Later sources win: defaults, file, environment, --set. A list is given as
+ * a whole: as YAML in a file, in its flow form or as JSON elsewhere.
  *
  * Key "redis.url" is MILLRACE_REDIS_URL in the environment. Other variables of that prefix are left
  * alone (tools and Kubernetes set some), unless they are a key's name but for a slip.
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/dtype.h"
+#include "service/tenants.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -32,15 +34,31 @@ typedef struct mr_config {
     uint32_t prefill_interval;
     uint32_t max_queue_requests;
     uint32_t max_preemptions;
+    uint32_t priority_ageing_ms;
+    uint32_t max_overtakes;
+    uint32_t overtake_timeout_ms;
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
-    uint64_t kv_cache_memory; /* bytes; 0: sized from the batch and the memory there is */
-    char kv_cache_dtype[8];   /* auto | f32 | f16 | bf16 */
-    char log_level[8];        /* debug | info | warn | error */
-    char log_format[8];       /* logfmt | json */
-    char admin_enable[8];     /* true | false, as those below */
+    uint64_t kv_cache_memory;      /* bytes; 0: sized from the batch and the memory there is */
+    uint64_t kv_host_memory;       /* bytes of the host tier; 0: none */
+    char kv_cache_dtype[8];        /* auto | f32 | f16 | bf16 | int8 */
+    char enable_prefix_caching[8]; /* true | false */
+    char cache_scope[8];           /* tenant | shared */
+    char cache_salt_secret[256];   /* "": a random one at every start */
+    char log_level[8];             /* debug | info | warn | error */
+    char log_format[8];            /* logfmt | json */
+    char admin_enable[8];          /* true | false, as those below */
     char reflection_enable[8];
+    uint32_t keepalive_time_ms;
+    uint32_t keepalive_timeout_ms;
+    uint32_t keepalive_min_ping_interval_ms;
+    char keepalive_permit_without_calls[8];
     char metrics_vllm_names[8];
+    char redis_url[512];       /* "": no Redis; may hold a password */
+    char redis_on_failure[8];  /* open | closed | local */
+    char redis_replica_id[64]; /* "": HOSTNAME:PORT */
+    uint32_t redis_timeout_ms;
+    mr_tenants tenants;
     uint64_t given; /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;
 
@@ -54,7 +72,8 @@ MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, m
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
 /* Checks across keys and applies the profile; after all sources. */
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
-/* Appends "key=value" of every key, separated by spaces: the effective configuration. */
+/* Appends "key=value" of every key, separated by spaces: the effective configuration. A secret
+ * reads ***. */
 MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);
 /* True when a file, the environment or --set has given the key, and not asked for "auto". */
 bool mr_config_given(const mr_config *config, const char *name);
@@ -63,7 +82,7 @@ void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx);
 /* Appends the reference of all keys, docs/configuration.md. */
 MR_MUST_USE mr_status mr_config_markdown(mr_buffer *out);
 /* Appends the settings as a configuration file that sets the same; keys that were not given are
- * comments. Before mr_config_finish. */
+ * comments, and so are secrets, which are not shown. Before mr_config_finish. */
 MR_MUST_USE mr_status mr_config_yaml(const mr_config *config, mr_buffer *out);
 
 #endif

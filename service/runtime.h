@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "scheduler/engine.h"
 #include "service/config.h"
+#include "service/prefix_identity.h"
 
 typedef struct mr_runtime mr_runtime;
 
@@ -40,6 +41,14 @@ mr_engine *mr_runtime_engine(mr_runtime *runtime);            /* NULL without on
 mr_exec *mr_runtime_exec(mr_runtime *runtime);
 const mr_plan *mr_runtime_plan(const mr_runtime *runtime); /* the weights' data is gone */
 const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime);
+/* The root of a request's prefix (service/prefix_identity.h). False: nothing is cached here. Any
+ * thread. */
+bool mr_runtime_prefix_root(mr_runtime *runtime, const mr_prefix_asker *asker, mr_prefix_root *out);
+/* NULL: nothing is cached here. */
+mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime);
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime);
+/* As mr_backend_vtable.ceilings; of a runtime without an engine. */
+MR_MUST_USE mr_status mr_runtime_ceilings(mr_runtime *runtime, uint64_t bytes, mr_ceilings *out,
+                                          mr_error *err);
 
 #endif

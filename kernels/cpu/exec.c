@@ -44,10 +44,9 @@ static mr_status check_options(const mr_exec_options *o, mr_error *err)
                        "tokens are possible",
                        o->n_blocks, o->block_size);
     }
-    if (o->kv_dtype != MR_DTYPE_F32 && o->kv_dtype != MR_DTYPE_F16 &&
-        o->kv_dtype != MR_DTYPE_BF16) {
+    if (!mr_kv_dtype_known(o->kv_dtype)) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "kv_cache_dtype",
-                             "compile: the CPU keeps keys and values as f32, f16 or bf16");
+                             "compile: the CPU keeps keys and values as f32, f16, bf16 or int8");
     }
     return MR_OK;
 }
@@ -88,8 +87,8 @@ static mr_status make_kv(mr_cpu_exec *exec, mr_error *err)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
     const mr_exec_options *o = &exec->options;
-    exec->kv_row_bytes = (uint64_t)kv->head_width * mr_dtype_info_get(o->kv_dtype)->block_bytes;
-    const uint64_t block = mr_kv_block_bytes(kv, o->kv_dtype, o->block_size);
+    const bool fits = mr_kv_layout_make(kv, o->kv_dtype, o->block_size, &exec->kv_layout);
+    const uint64_t block = fits ? exec->kv_layout.all : UINT64_MAX;
     const uint64_t available = mr_memory_available();
     if (!mr_mul_u64(block, o->n_blocks, &exec->kv_bytes) || exec->kv_bytes > available) {
         return mr_fail_field(err, MR_RESOURCE_EXHAUSTED, "kv_cache_memory",
@@ -99,9 +98,7 @@ static mr_status make_kv(mr_cpu_exec *exec, mr_error *err)
                              (unsigned long long)(available >> 20),
                              (unsigned long long)(available / (block > 0 ? block : 1)));
     }
-    exec->kv_head_bytes = exec->kv_row_bytes * o->block_size;
-    exec->kv_block_bytes = exec->kv_head_bytes * kv->heads;
-    exec->kv_plane_bytes = exec->kv_block_bytes * o->n_blocks;
+    exec->kv_plane_bytes = exec->kv_layout.block * o->n_blocks;
     exec->kv = mr_pages_alloc(exec->kv_bytes);
     if (exec->kv == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED,
@@ -183,8 +180,8 @@ static mr_status copy_blocks(mr_exec *base, const mr_block_copy *copies, size_t 
     for (size_t i = 0; i < count; i++) {
         for (uint64_t plane = 0; plane < 2 * (uint64_t)exec->plan->kv.layers; plane++) {
             uint8_t *blocks = exec->kv + plane * exec->kv_plane_bytes;
-            memmove(blocks + copies[i].to * exec->kv_block_bytes,
-                    blocks + copies[i].from * exec->kv_block_bytes, exec->kv_block_bytes);
+            memmove(blocks + copies[i].to * exec->kv_layout.block,
+                    blocks + copies[i].from * exec->kv_layout.block, exec->kv_layout.block);
         }
     }
     return MR_OK;
@@ -240,6 +237,11 @@ static const mr_exec_vtable vtable = {
     .submit = mr_cpu_step_submit,
     .wait = mr_cpu_step_wait,
     .copy_blocks = copy_blocks,
+    .host_alloc = mr_cpu_host_alloc,
+    .host_free = mr_cpu_host_free,
+    .transfer_start = mr_cpu_transfer_start,
+    .transfer_poll = mr_cpu_transfer_poll,
+    .transfer_cancel = mr_cpu_transfer_cancel,
     .memory = memory,
     .times = times,
     .destroy = destroy,

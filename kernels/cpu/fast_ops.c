@@ -92,6 +92,7 @@ static grid make_grid(const mr_cpu_exec *exec, const mr_op_linear *linear, uint3
     for (uint32_t part = 0; part < linear->parts; part++) {
         g.strips += strips_of(exec->weights->items[linear->weight[part]].n);
     }
+    MR_CHECK(g.strips > 0);
     while (threads > 1 && (uint64_t)g.strips * g.chunks < (uint64_t)UNITS_A_THREAD * threads &&
            rows / (2 * g.chunks) >= MIN_CHUNK_ROWS) {
         g.chunks *= 2;
@@ -176,20 +177,22 @@ void mr_fast_op_linear(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch
     }
 }
 
-/* One head of keys, already rotated, into its column of the block: see fast_attention.c. */
-static void write_key(const mr_cpu_exec *exec, const float *key, uint8_t *block, uint32_t offset)
+/* One head of keys, already rotated, into its column of the block: see fast_attention.c. Elements
+ * are narrowed a vector at a time and put where they belong one by one. */
+static void write_key(const mr_cpu_exec *exec, const float *key, mr_cpu_kv_piece piece,
+                      uint32_t offset)
 {
     const uint32_t width = exec->plan->kv.head_width;
     const size_t stride = exec->options.block_size;
     if (exec->options.kv_dtype == MR_DTYPE_F32) {
-        float *column = (float *)(void *)block + offset;
+        float *column = (float *)(void *)piece.elements + offset;
         for (uint32_t d = 0; d < width; d++) {
             column[d * stride] = key[d];
         }
         return;
     }
     uint16_t part[MR_FAST_LANES];
-    uint16_t *column = (uint16_t *)(void *)block + offset;
+    uint16_t *column = (uint16_t *)(void *)piece.elements + offset;
     for (uint32_t d = 0; d < width; d += MR_FAST_LANES) {
         const uint32_t n = width - d < MR_FAST_LANES ? width - d : MR_FAST_LANES;
         mr_fast_kernels_of(exec)->narrow(exec->options.kv_dtype, key + d, part, n);
@@ -199,9 +202,23 @@ static void write_key(const mr_cpu_exec *exec, const float *key, uint8_t *block,
     }
 }
 
+/* A key or value as int8. `spread` (D bytes): it is a key, whose codes lie apart; NULL: a value. */
+static void write_int8(const mr_cpu_exec *exec, const float *x, mr_cpu_kv_piece piece,
+                       uint32_t offset, int8_t *spread)
+{
+    const uint32_t width = exec->plan->kv.head_width;
+    const size_t stride = exec->options.block_size;
+    int8_t *codes = (int8_t *)piece.elements;
+    int8_t *to = spread != NULL ? spread : codes + (size_t)offset * width;
+    piece.scales[offset] = mr_fast_kernels_of(exec)->quantize_kv(x, to, width);
+    for (uint32_t d = 0; spread != NULL && d < width; d++) {
+        codes[offset + d * stride] = spread[d];
+    }
+}
+
 /* One head of a row of qkv: rotated unless it is a value, and kept if it is not a query. */
 static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_batch *batch,
-                         uint32_t t, uint32_t head)
+                         uint32_t t, uint32_t head, void *scratch)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
     const mr_fast_kernels *k = mr_fast_kernels_of(exec);
@@ -225,11 +242,15 @@ static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_
     const uint32_t slot = batch->kv_slot[(size_t)kv->group_of[rope->layer] * batch->n_tokens + t];
     const uint32_t offset = slot % exec->options.block_size;
     const uint32_t kv_head = (head - rope->heads) % kv->heads;
-    uint8_t *block = mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
-    if (value) {
-        k->narrow(exec->options.kv_dtype, x, block + offset * exec->kv_row_bytes, kv->head_width);
+    const mr_cpu_kv_piece piece =
+        mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
+    if (exec->options.kv_dtype == MR_DTYPE_I8) {
+        write_int8(exec, x, piece, offset, value ? NULL : scratch);
+    } else if (value) {
+        k->narrow(exec->options.kv_dtype, x, piece.elements + offset * exec->kv_layout.row,
+                  kv->head_width);
     } else {
-        write_key(exec, x, block, offset);
+        write_key(exec, x, piece, offset);
     }
 }
 
@@ -241,7 +262,8 @@ void mr_fast_op_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batc
     uint64_t end;
     mr_share((uint64_t)batch->n_tokens * heads, 1, thread, threads, &begin, &end);
     for (uint64_t i = begin; i < end; i++) {
-        rope_kv_head(exec, &op->rope_kv, batch, (uint32_t)(i / heads), (uint32_t)(i % heads));
+        rope_kv_head(exec, &op->rope_kv, batch, (uint32_t)(i / heads), (uint32_t)(i % heads),
+                     mr_cpu_scratch(exec, thread));
     }
 }
 

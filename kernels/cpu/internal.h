@@ -87,15 +87,13 @@ struct mr_cpu_exec {
     float **buffers;    /* [plan->n_buffers] → [max_tokens or max_rows][width], aligned to 64 */
     mr_cpu_rope *ropes; /* [plan->n_ropes] */
 
-    /* KV pool: [layer][key, value][block][kv head][offset in block][D] of kv_dtype, so that the
-     * positions of one head in one block are contiguous. A path may order that last piece its own
-     * way: the fast one keeps keys transposed, [D][offset in block]. */
+    /* KV pool: [layer][key, value][block][kv head] pieces as kv_layout.h has them, of [offset in
+     * block][D] elements. A path may order those its own way: the fast one keeps keys transposed,
+     * [D][offset in block]. */
     uint8_t *kv;
     uint64_t kv_bytes;
     uint64_t kv_plane_bytes; /* keys, or values, of one layer */
-    uint64_t kv_block_bytes; /* one block of a plane */
-    uint64_t kv_head_bytes;  /* one head of that */
-    uint64_t kv_row_bytes;   /* D elements */
+    mr_kv_layout kv_layout;
 
     uint32_t *block_tables; /* [group][slot][max_blocks] */
     uint32_t max_blocks;    /* ⌈max_context / block_size⌉ */
@@ -197,6 +195,13 @@ void mr_cpu_ropes_destroy(mr_cpu_exec *exec);
 /* Fills the tables that follow the lengths of the batch's sequences. */
 void mr_cpu_ropes_step(const mr_cpu_exec *exec, const mr_batch *batch);
 
+/* transfer.c: the executor's transfers, which are copies in memory and done when started. */
+void *mr_cpu_host_alloc(mr_exec *base, uint64_t bytes);
+void mr_cpu_host_free(mr_exec *base, void *memory, uint64_t bytes);
+MR_MUST_USE mr_status mr_cpu_transfer_start(mr_exec *base, const mr_transfer *transfer,
+                                            uint64_t *ticket, mr_error *err);
+mr_transfer_state mr_cpu_transfer_poll(mr_exec *base, uint64_t ticket);
+bool mr_cpu_transfer_cancel(mr_exec *base, uint64_t ticket);
 /* step.c: submit and wait of the executor's table. */
 MR_MUST_USE mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err);
 MR_MUST_USE mr_status mr_cpu_step_wait(mr_exec *base, mr_step_output *out, mr_error *err);
@@ -237,13 +242,19 @@ static inline const float *mr_cpu_vector(const mr_cpu_exec *exec, mr_weight_id i
     return id == MR_NO_WEIGHT ? NULL : (const float *)exec->weights->items[id].data;
 }
 
-/* Start of the block_size · D keys (value = 0) or values (value = 1) of one head in one block;
- * their order is the path's. */
-static inline uint8_t *mr_cpu_kv(const mr_cpu_exec *exec, uint32_t layer, uint32_t value,
-                                 uint32_t block, uint32_t head)
+/* Keys (value = 0) or values (value = 1) of one head in one block. */
+typedef struct mr_cpu_kv_piece {
+    uint8_t *elements; /* block_size · D of kv_dtype; their order is the path's */
+    float *scales;     /* [block_size]; void if the type has none */
+} mr_cpu_kv_piece;
+
+static inline mr_cpu_kv_piece mr_cpu_kv(const mr_cpu_exec *exec, uint32_t layer, uint32_t value,
+                                        uint32_t block, uint32_t head)
 {
-    return exec->kv + (2 * (uint64_t)layer + value) * exec->kv_plane_bytes +
-           block * exec->kv_block_bytes + head * exec->kv_head_bytes;
+    const mr_kv_layout *layout = &exec->kv_layout;
+    uint8_t *piece = exec->kv + (2 * (uint64_t)layer + value) * exec->kv_plane_bytes +
+                     block * layout->block + head * layout->piece;
+    return (mr_cpu_kv_piece){.elements = piece + layout->scales, .scales = (float *)(void *)piece};
 }
 
 /* The resident block table [max_blocks] of a KV layer for one sequence of the batch. */

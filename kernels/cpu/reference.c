@@ -139,6 +139,7 @@ void mr_cpu_ref_norm(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, 
             .epsilon = norm->epsilon,
             .n = width,
         };
+        MR_CHECK(r.gain != NULL);
         if (norm->kind == MR_NORM_RMS) {
             rms_norm(&r);
         } else {
@@ -183,6 +184,7 @@ static void turn_heads(const mr_cpu_exec *exec, const mr_op_rope_kv *rk, const m
                 .epsilon = rk->epsilon,
                 .n = kv->head_width,
             };
+            MR_CHECK(r.gain != NULL);
             rms_norm(&r);
         }
         if (rk->rope != UINT16_MAX) {
@@ -191,10 +193,17 @@ static void turn_heads(const mr_cpu_exec *exec, const mr_op_rope_kv *rk, const m
     }
 }
 
-static void store_kv(uint8_t *to, const float *from, mr_dtype dtype, uint32_t n)
+/* Keeps a key or value of n elements as the one at `offset` of its piece. */
+static void store_kv(mr_cpu_kv_piece piece, uint32_t offset, const float *from, mr_dtype dtype,
+                     uint32_t n)
 {
+    uint8_t *to = piece.elements + (size_t)offset * n * mr_dtype_info_get(dtype)->block_bytes;
     if (dtype == MR_DTYPE_F32) {
         memcpy(to, from, n * sizeof(*from));
+        return;
+    }
+    if (dtype == MR_DTYPE_I8) {
+        piece.scales[offset] = mr_kv_quantize(from, (int8_t *)to, n);
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -215,15 +224,15 @@ void mr_cpu_ref_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batc
         const float *row = mr_cpu_row(exec, rk->qkv, t);
         turn_heads(exec, rk, batch, t);
         const uint32_t block = kv_slot[t] / block_size;
-        const uint64_t offset = kv_slot[t] % block_size * exec->kv_row_bytes;
+        const uint32_t offset = kv_slot[t] % block_size;
         /* The null block is for padding rows, which may share a slot: nothing needs to be kept. */
         for (uint32_t g = 0; block != MR_NULL_BLOCK && g < kv->heads; g++) {
             const float *key = row + (size_t)(rk->heads + g) * kv->head_width;
             const float *value = key + (size_t)kv->heads * kv->head_width;
-            store_kv(mr_cpu_kv(exec, rk->layer, 0, block, g) + offset, key, exec->options.kv_dtype,
+            store_kv(mr_cpu_kv(exec, rk->layer, 0, block, g), offset, key, exec->options.kv_dtype,
                      kv->head_width);
-            store_kv(mr_cpu_kv(exec, rk->layer, 1, block, g) + offset, value,
-                     exec->options.kv_dtype, kv->head_width);
+            store_kv(mr_cpu_kv(exec, rk->layer, 1, block, g), offset, value, exec->options.kv_dtype,
+                     kv->head_width);
         }
     }
 }

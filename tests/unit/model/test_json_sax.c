@@ -52,6 +52,7 @@ static void test_events_carry_the_key_of_their_value(void **state)
     assert_events("{\"a\":1,\"b\":{\"c\":[true,\"x\\u00e9\"]},\"d\":null}", NULL,
                   "={ a=num1 b={ c=[ =bool1 =strx\xc3\xa9 c=] b=} d=null =}");
     assert_events(" 12.5e3 ", NULL, "=num12.5e3");
+    assert_events("{\"\":1}", NULL, "={ =num1 =}");
 }
 
 static void test_paths_match_keys_and_wildcards(void **state)
