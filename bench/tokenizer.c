@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * How fast text becomes ids on one core: bench/tokenizer MODEL FILE... A pass over a file of lines of a
- * few kilobytes is timed twice: cold, with a tokenizer just made, and warm, the best of the next
- * five. Prints MB/s (10^6 bytes).
+ * How fast text becomes ids on one core: bench/tokenizer MODEL FILE... A pass over a file of lines
+ * of a few kilobytes is timed twice: cold, with a tokenizer just made, and warm, the best of the
+ * next five. Prints MB/s (10^6 bytes).
  */
 #include "base/clock.h"
 #include "base/file_map.h"
