@@ -340,7 +340,8 @@ static mr_status scratch_reserve(mr_bpe_scratch *scratch, size_t bytes)
     if (bytes <= scratch->capacity) {
         return MR_OK;
     }
-    mr_bpe_scratch_deinit(scratch);
+    free(scratch->memory);
+    scratch->capacity = 0;
     scratch->memory = mr_calloc(bytes, sizeof(symbol) + 2 * sizeof(uint64_t));
     if (scratch->memory == NULL) {
         return MR_RESOURCE_EXHAUSTED;
@@ -377,15 +378,57 @@ static mr_status encode_long(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *
     return MR_OK;
 }
 
+/* --- Pieces --------------------------------------------------------------------------------- */
+
+static mr_status encode_piece(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *scratch,
+                              mr_ids *out)
+{
+    const uint32_t *known = NULL;
+    const size_t count =
+        scratch->cache != NULL ? mr_piece_cache_get(scratch->cache, piece, &known) : 0;
+    if (count > 0) {
+        return mr_ids_append(out, known, count);
+    }
+    const size_t first = out->count;
+    uint32_t id = NONE;
+    if (bpe->whole != NULL && mr_string_map_get(bpe->whole, piece.data, piece.size, &id)) {
+        MR_TRY(mr_ids_push(out, id));
+    } else {
+        MR_TRY(piece.size <= SHORT_PIECE ? encode_short(bpe, piece, out)
+                                         : encode_long(bpe, piece, scratch, out));
+    }
+    if (scratch->cache != NULL) {
+        mr_piece_cache_put(scratch->cache, piece, out->data + first, out->count - first);
+    }
+    return MR_OK;
+}
+
+/* Bytes of the first word: up to a U+2581 that follows something else. */
+static size_t first_word(mr_bytes text)
+{
+    static const uint8_t mark[3] = {0xE2, 0x96, 0x81};
+    size_t at = 0;
+    while (at + 3 <= text.size && memcmp(text.data + at, mark, 3) == 0) {
+        at += 3;
+    }
+    const uint8_t *next =
+        at < text.size ? memmem(text.data + at, text.size - at, mark, sizeof(mark)) : NULL;
+    return next != NULL ? (size_t)(next - text.data) : text.size;
+}
+
 mr_status mr_bpe_encode(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *scratch, mr_ids *out)
 {
-    uint32_t id = NONE;
     if (piece.size >= NONE) {
         return MR_RESOURCE_EXHAUSTED;
     }
-    if (bpe->whole != NULL && mr_string_map_get(bpe->whole, piece.data, piece.size, &id)) {
-        return mr_ids_push(out, id);
+    if (!bpe->cuts_words) {
+        return encode_piece(bpe, piece, scratch, out);
     }
-    return piece.size <= SHORT_PIECE ? encode_short(bpe, piece, out)
-                                     : encode_long(bpe, piece, scratch, out);
+    while (piece.size > 0) {
+        const size_t bytes = first_word(piece);
+        MR_TRY(encode_piece(bpe, (mr_bytes){.data = piece.data, .size = bytes}, scratch, out));
+        piece.data += bytes;
+        piece.size -= bytes;
+    }
+    return MR_OK;
 }

@@ -11,6 +11,7 @@
 struct mr_bpe {
     bool byte_level;
     bool has_fallback; /* byte_ids are tokens of bytes that stand in for a character */
+    bool cuts_words;   /* no merge joins anything with a U+2581 behind it */
     bool has_unknown;
     bool fuse_unknown;
     uint32_t unknown_id;
