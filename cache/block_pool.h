@@ -43,6 +43,11 @@ MR_MUST_USE mr_status mr_block_pool_enable_cache(mr_block_pool *pool);
 /* To find blocks and to register live ones; everything else goes through the pool. NULL: none. */
 mr_prefix_index *mr_block_pool_index(mr_block_pool *pool);
 
+/* Who is told of a registered block that alloc evicts, before anybody else has it: it is live, and
+ * still in the index. NULL: nobody. */
+typedef void (*mr_block_evict_fn)(void *ctx, uint32_t block);
+void mr_block_pool_on_evict(mr_block_pool *pool, mr_block_evict_fn fn, void *ctx);
+
 /* Takes `count` blocks, each with one reference, into `blocks`: all or nothing. Evicts cached
  * blocks when too few are free. RESOURCE_EXHAUSTED, and nothing taken or evicted, when live ones
  * leave fewer. */

@@ -17,6 +17,24 @@ typedef struct entry {
     uint32_t place; /* in the heap, from 1 on; 0: busy */
 } entry;
 
+/* Of the heap. Keys stand beside the blocks, so that sifting reads no entries, which lie apart. */
+typedef struct heap_node {
+    uint64_t key; /* lowest goes first */
+    uint32_t block;
+} heap_node;
+
+/* A node's children share a line of the cache, more or less. */
+#define HEAP_ARITY 4u
+
+/* Added to the keys of those that have children. */
+#define INNER (UINT64_C(1) << 63)
+
+/* Of the map. The beginning of the hash stands beside the block for the same reason. */
+typedef struct bucket {
+    uint32_t block; /* MR_NULL_BLOCK: free */
+    uint32_t tag;
+} bucket;
+
 struct mr_prefix_index {
     uint32_t n_blocks;
     uint32_t block_size;
@@ -25,8 +43,8 @@ struct mr_prefix_index {
     uint32_t n_known;   /* registered */
     entry *entries;     /* [n_blocks] */
     uint32_t *tokens;   /* [n_blocks][block_size] */
-    uint32_t *buckets;  /* [mask + 1] blocks by hash, linear probing; MR_NULL_BLOCK: free */
-    uint32_t *heap;     /* [n_blocks] idle blocks, who goes first on top */
+    bucket *buckets;    /* [mask + 1] blocks by hash, linear probing */
+    heap_node *heap;    /* [n_blocks] idle blocks, who goes first on top */
     uint32_t *children; /* [n_blocks] scratch of check() */
     uint64_t serial;
     uint64_t tick;
@@ -129,19 +147,21 @@ static void tell(mr_prefix_index *index, mr_prefix_event_kind kind, const mr_blo
 
 /* ---- the map ---- */
 
-static uint32_t home_of(const mr_prefix_index *index, const mr_block_hash *hash)
+static uint32_t tag_of(const mr_block_hash *hash)
 {
     uint32_t first;
     memcpy(&first, hash->bytes, sizeof(first));
-    return first & index->mask;
+    return first;
 }
 
 /* The bucket of `hash`, or the free one where it would go. */
 static uint32_t bucket_of(const mr_prefix_index *index, const mr_block_hash *hash)
 {
-    uint32_t at = home_of(index, hash);
-    while (index->buckets[at] != MR_NULL_BLOCK &&
-           memcmp(&index->entries[index->buckets[at]].hash, hash, sizeof(*hash)) != 0) {
+    const uint32_t tag = tag_of(hash);
+    uint32_t at = tag & index->mask;
+    while (index->buckets[at].block != MR_NULL_BLOCK &&
+           (index->buckets[at].tag != tag ||
+            memcmp(&index->entries[index->buckets[at].block].hash, hash, sizeof(*hash)) != 0)) {
         at = (at + 1) & index->mask;
     }
     return at;
@@ -153,17 +173,16 @@ static void empty_bucket(mr_prefix_index *index, uint32_t hole)
     uint32_t at = hole;
     for (;;) {
         at = (at + 1) & index->mask;
-        const uint32_t block = index->buckets[at];
-        if (block == MR_NULL_BLOCK) {
+        const bucket next = index->buckets[at];
+        if (next.block == MR_NULL_BLOCK) {
             break;
         }
-        const uint32_t home = home_of(index, &index->entries[block].hash);
-        if (((at - home) & index->mask) >= ((at - hole) & index->mask)) {
-            index->buckets[hole] = block;
+        if (((at - next.tag) & index->mask) >= ((at - hole) & index->mask)) {
+            index->buckets[hole] = next;
             hole = at;
         }
     }
-    index->buckets[hole] = MR_NULL_BLOCK;
+    index->buckets[hole].block = MR_NULL_BLOCK;
 }
 
 static const uint32_t *tokens_of(const mr_prefix_index *index, uint32_t block)
@@ -174,7 +193,7 @@ static const uint32_t *tokens_of(const mr_prefix_index *index, uint32_t block)
 uint32_t mr_prefix_index_find(const mr_prefix_index *index, const mr_block_hash *hash,
                               const uint32_t *tokens)
 {
-    const uint32_t block = index->buckets[bucket_of(index, hash)];
+    const uint32_t block = index->buckets[bucket_of(index, hash)].block;
     const size_t bytes = index->block_size * sizeof(*tokens);
     return block != MR_NULL_BLOCK && memcmp(tokens_of(index, block), tokens, bytes) == 0
                ? block
@@ -183,7 +202,7 @@ uint32_t mr_prefix_index_find(const mr_prefix_index *index, const mr_block_hash 
 
 bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash)
 {
-    return index->buckets[bucket_of(index, hash)] != MR_NULL_BLOCK;
+    return index->buckets[bucket_of(index, hash)].block != MR_NULL_BLOCK;
 }
 
 bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block)
@@ -194,54 +213,60 @@ bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block)
 
 /* ---- the heap of idle blocks ---- */
 
-static bool goes_before(const mr_prefix_index *index, uint32_t a, uint32_t b)
+static uint64_t key_of(const entry *e)
 {
-    const entry *x = &index->entries[a];
-    const entry *y = &index->entries[b];
-    const bool inner_x = x->n_children > 0;
-    const bool inner_y = y->n_children > 0;
-    return inner_x != inner_y ? inner_y : x->idle_since < y->idle_since;
+    return e->n_children > 0 ? e->idle_since | INNER : e->idle_since;
 }
 
-static void put_at(mr_prefix_index *index, uint32_t at, uint32_t block)
+static void put_at(mr_prefix_index *index, uint32_t at, heap_node node)
 {
-    index->heap[at] = block;
-    index->entries[block].place = at + 1;
+    index->heap[at] = node;
+    index->entries[node.block].place = at + 1;
 }
 
-static void sift_up(mr_prefix_index *index, uint32_t at)
+static void sift_up(mr_prefix_index *index, uint32_t at, heap_node node)
 {
-    const uint32_t block = index->heap[at];
-    while (at > 0 && goes_before(index, block, index->heap[(at - 1) / 2])) {
-        put_at(index, at, index->heap[(at - 1) / 2]);
-        at = (at - 1) / 2;
+    while (at > 0 && node.key < index->heap[(at - 1) / HEAP_ARITY].key) {
+        put_at(index, at, index->heap[(at - 1) / HEAP_ARITY]);
+        at = (at - 1) / HEAP_ARITY;
     }
-    put_at(index, at, block);
+    put_at(index, at, node);
 }
 
-static void sift_down(mr_prefix_index *index, uint32_t at)
+static void sift_down(mr_prefix_index *index, uint32_t at, heap_node node)
 {
-    const uint32_t block = index->heap[at];
-    for (uint32_t child = 2 * at + 1; child < index->n_idle; child = 2 * at + 1) {
-        if (child + 1 < index->n_idle &&
-            goes_before(index, index->heap[child + 1], index->heap[child])) {
-            child++;
+    for (;;) {
+        const uint32_t first = HEAP_ARITY * at + 1;
+        const uint32_t end = mr_min_u32(first + HEAP_ARITY, index->n_idle);
+        uint32_t least = first;
+        for (uint32_t child = first + 1; child < end; child++) {
+            least = index->heap[child].key < index->heap[least].key ? child : least;
         }
-        if (!goes_before(index, index->heap[child], block)) {
+        if (first >= end || index->heap[least].key >= node.key) {
             break;
         }
-        put_at(index, at, index->heap[child]);
-        at = child;
+        put_at(index, at, index->heap[least]);
+        at = least;
     }
-    put_at(index, at, block);
+    put_at(index, at, node);
+}
+
+/* Puts a block where it belongs, from a place that was another's or its own under another key. */
+static void settle(mr_prefix_index *index, uint32_t at, heap_node node)
+{
+    if (at > 0 && node.key < index->heap[(at - 1) / HEAP_ARITY].key) {
+        sift_up(index, at, node);
+    } else {
+        sift_down(index, at, node);
+    }
 }
 
 /* After the order of a block may have changed; a busy one is in no order. */
 static void reorder(mr_prefix_index *index, uint32_t block)
 {
-    if (index->entries[block].place != 0) {
-        sift_up(index, index->entries[block].place - 1);
-        sift_down(index, index->entries[block].place - 1);
+    const entry *e = &index->entries[block];
+    if (e->place != 0 && index->heap[e->place - 1].key != key_of(e)) {
+        settle(index, e->place - 1, (heap_node){key_of(e), block});
     }
 }
 
@@ -250,8 +275,8 @@ void mr_prefix_index_idle(mr_prefix_index *index, uint32_t block)
     entry *e = &index->entries[block];
     MR_CHECK(e->serial != 0 && e->place == 0);
     e->idle_since = ++index->tick;
-    put_at(index, index->n_idle++, block);
-    sift_up(index, index->n_idle - 1);
+    index->n_idle++;
+    sift_up(index, index->n_idle - 1, (heap_node){key_of(e), block});
 }
 
 void mr_prefix_index_busy(mr_prefix_index *index, uint32_t block)
@@ -259,18 +284,29 @@ void mr_prefix_index_busy(mr_prefix_index *index, uint32_t block)
     entry *e = &index->entries[block];
     MR_CHECK(e->serial != 0 && e->place != 0);
     const uint32_t at = e->place - 1;
-    const uint32_t last = index->heap[--index->n_idle];
+    const heap_node last = index->heap[--index->n_idle];
     e->place = 0;
-    if (last != block) {
-        put_at(index, at, last);
-        reorder(index, last);
+    if (last.block != block) {
+        settle(index, at, last);
     }
 }
 
 uint32_t mr_prefix_index_oldest(const mr_prefix_index *index)
 {
     MR_CHECK(index->n_idle > 0);
-    return index->heap[0];
+    return index->heap[0].block;
+}
+
+const mr_block_hash *mr_prefix_index_hash(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(mr_prefix_index_has_block(index, block));
+    return &index->entries[block].hash;
+}
+
+const uint32_t *mr_prefix_index_tokens(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(mr_prefix_index_has_block(index, block));
+    return index->tokens + (size_t)block * index->block_size;
 }
 
 uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index)
@@ -293,6 +329,24 @@ static uint32_t parent_of(const mr_prefix_index *index, const entry *e)
     return there ? e->parent : MR_NULL_BLOCK;
 }
 
+/* Mostly the block before it, which saves looking it up. */
+static uint32_t find_parent(const mr_prefix_index *index, const mr_prefix_entry *wanted)
+{
+    const entry *likely = &index->entries[wanted->before];
+    if (likely->serial != 0 && memcmp(&likely->hash, wanted->parent, sizeof(likely->hash)) == 0) {
+        return wanted->before;
+    }
+    return index->buckets[bucket_of(index, wanted->parent)].block;
+}
+
+void mr_prefix_index_expect(const mr_prefix_index *index, const mr_block_hash *hash, uint32_t block)
+{
+    MR_CHECK(block < index->n_blocks);
+    __builtin_prefetch(&index->buckets[tag_of(hash) & index->mask], 1);
+    __builtin_prefetch(&index->entries[block], 1);
+    __builtin_prefetch(index->tokens + (size_t)block * index->block_size, 1);
+}
+
 bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *wanted)
 {
     MR_CHECK(wanted->block != MR_NULL_BLOCK && wanted->block < index->n_blocks);
@@ -300,16 +354,16 @@ bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *wanted)
     MR_CHECK(e->serial == 0);
     uint32_t parent = MR_NULL_BLOCK;
     if (wanted->parent != NULL) {
-        parent = index->buckets[bucket_of(index, wanted->parent)];
+        parent = find_parent(index, wanted);
         if (parent == MR_NULL_BLOCK) {
             return false;
         }
     }
-    const uint32_t bucket = bucket_of(index, wanted->hash);
-    if (index->buckets[bucket] != MR_NULL_BLOCK) {
+    bucket *place = &index->buckets[bucket_of(index, wanted->hash)];
+    if (place->block != MR_NULL_BLOCK) {
         return false;
     }
-    index->buckets[bucket] = wanted->block;
+    *place = (bucket){wanted->block, tag_of(wanted->hash)};
     *e = (entry){.hash = *wanted->hash, .serial = ++index->serial, .parent = parent};
     memcpy(index->tokens + (size_t)wanted->block * index->block_size, wanted->tokens,
            index->block_size * sizeof(*wanted->tokens));
@@ -339,6 +393,10 @@ void mr_prefix_index_remove(mr_prefix_index *index, uint32_t block)
     tell(index, MR_PREFIX_REMOVED, &e->hash);
     e->serial = 0;
     index->n_known--;
+    if (index->n_idle > 0) { /* blocks are taken many at a time: mostly this one is next */
+        const uint32_t next = index->heap[0].block;
+        mr_prefix_index_expect(index, &index->entries[next].hash, next);
+    }
 }
 
 void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation)
@@ -370,10 +428,11 @@ uint32_t mr_prefix_index_generation(const mr_prefix_index *index)
 static bool check_heap(const mr_prefix_index *index)
 {
     for (uint32_t i = 0; i < index->n_idle; i++) {
-        const uint32_t block = index->heap[i];
+        const uint32_t block = index->heap[i].block;
         if (block == MR_NULL_BLOCK || block >= index->n_blocks ||
             index->entries[block].serial == 0 || index->entries[block].place != i + 1 ||
-            (i > 0 && !goes_before(index, index->heap[(i - 1) / 2], block))) {
+            index->heap[i].key != key_of(&index->entries[block]) ||
+            (i > 0 && index->heap[(i - 1) / HEAP_ARITY].key >= index->heap[i].key)) {
             return false;
         }
     }
@@ -384,7 +443,7 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
 {
     uint32_t in_buckets = 0;
     for (uint32_t i = 0; i <= index->mask; i++) {
-        in_buckets += index->buckets[i] != MR_NULL_BLOCK;
+        in_buckets += index->buckets[i].block != MR_NULL_BLOCK;
     }
     memset(index->children, 0, index->n_blocks * sizeof(*index->children));
     uint32_t registered = 0;
@@ -395,7 +454,7 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
             registered++;
             idle += e->place != 0;
             index->children[parent_of(index, e)]++;
-            if (index->buckets[bucket_of(index, &e->hash)] != block) {
+            if (index->buckets[bucket_of(index, &e->hash)].block != block) {
                 return false;
             }
         }

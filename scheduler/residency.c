@@ -158,6 +158,7 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
     if (sequence->group->beams != NULL) {
         sequence->group->beams->attached = false;
     }
+    mr_scheduler_prefix_promote(s, sequence);
     mr_scheduler_enter(s, sequence);
     mr_swap_in(s, sequence);
     if (sequence->request->usage.scheduled_ns == 0) {

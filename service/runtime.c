@@ -209,6 +209,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,
         .host_memory = config->kv_host_memory,
+        .asynchronous = runtime->backend_info.asynchronous,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
         .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
         .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
@@ -335,30 +336,12 @@ mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime)
     return runtime->identity;
 }
 
-/* Keys whose rotary positions follow the prompt's length are for prompts of its class alone. */
-static void narrow_by_length(const mr_plan *plan, uint32_t prompt_tokens, mr_prefix_root *root)
-{
-    for (uint32_t i = 0; i < plan->n_ropes; i++) {
-        const uint32_t class = mr_rope_class(&plan->ropes[i], prompt_tokens);
-        uint8_t material[MR_SHA256_BYTES + 2 * sizeof(uint32_t)];
-        if (class == 0) {
-            continue;
-        }
-        memcpy(material, root->hash.bytes, MR_SHA256_BYTES);
-        memcpy(material + MR_SHA256_BYTES, &i, sizeof(i));
-        memcpy(material + MR_SHA256_BYTES + sizeof(i), &class, sizeof(class));
-        mr_sha256(material, sizeof(material), root->hash.bytes);
-    }
-}
-
-bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
-                            uint32_t prompt_tokens, mr_prefix_root *out)
+bool mr_runtime_prefix_root(mr_runtime *runtime, const mr_prefix_asker *asker, mr_prefix_root *out)
 {
     if (runtime->identity == NULL) {
         return false;
     }
-    mr_prefix_identity_root(runtime->identity, tenant, salt->data, salt->size, out);
-    narrow_by_length(runtime->plan, prompt_tokens, out);
+    mr_prefix_identity_root(runtime->identity, asker, out);
     return true;
 }
 

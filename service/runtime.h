@@ -41,10 +41,9 @@ mr_engine *mr_runtime_engine(mr_runtime *runtime);            /* NULL without on
 mr_exec *mr_runtime_exec(mr_runtime *runtime);
 const mr_plan *mr_runtime_plan(const mr_runtime *runtime); /* the weights' data is gone */
 const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime);
-/* The root of a request's prefix (service/prefix_identity.h), another for prompts whose lengths
- * give other rotary positions. False: nothing is cached here. Any thread. */
-bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
-                            uint32_t prompt_tokens, mr_prefix_root *out);
+/* The root of a request's prefix (service/prefix_identity.h). False: nothing is cached here. Any
+ * thread. */
+bool mr_runtime_prefix_root(mr_runtime *runtime, const mr_prefix_asker *asker, mr_prefix_root *out);
 /* NULL: nothing is cached here. */
 mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime);
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime);
