@@ -325,6 +325,26 @@ static mr_status index_all(mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_string
     return MR_OK;
 }
 
+/* A table for the pairs that are looked up most. */
+static mr_status fill_byte_ranks(mr_bpe *bpe, mr_error *err)
+{
+    for (size_t byte = 0; byte < 256; byte++) {
+        if (!bpe->byte_level || bpe->byte_ids[byte] == NONE) {
+            return MR_OK;
+        }
+    }
+    bpe->byte_ranks = mr_calloc(256 * 256, sizeof(*bpe->byte_ranks));
+    if (bpe->byte_ranks == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the merges");
+    }
+    for (size_t pair = 0; pair < 256 * 256; pair++) {
+        const uint64_t key = mr_bpe_pair_key(bpe->byte_ids[pair >> 8], bpe->byte_ids[pair & 0xFF]);
+        uint32_t rank = NONE;
+        bpe->byte_ranks[pair] = mr_u64_map_get(bpe->ranks, key, &rank) ? rank : NONE;
+    }
+    return MR_OK;
+}
+
 mr_status mr_bpe_fill(mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_error *err)
 {
     const uint32_t n_ranks = spec->scores != NULL ? spec->n_tokens : spec->n_merges;
@@ -342,6 +362,7 @@ mr_status mr_bpe_fill(mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_error *err)
         (void)mr_fail(err, status, "no memory for the vocabulary");
     } else {
         status = index_all(bpe, spec, index, err);
+        status = status == MR_OK ? fill_byte_ranks(bpe, err) : status;
     }
     mr_string_map_destroy(index);
     /* A mark that is no token could be part of an unknown one. */
