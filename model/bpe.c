@@ -410,7 +410,7 @@ static mr_status encode_piece(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch 
         MR_TRY(piece.size <= SHORT_PIECE ? encode_short(bpe, piece, out)
                                          : encode_long(bpe, piece, scratch, out));
     }
-    if (scratch->cache != NULL) {
+    if (scratch->cache != NULL && out->count > first) {
         mr_piece_cache_put(scratch->cache, piece, out->data + first, out->count - first);
     }
     return MR_OK;
