@@ -372,7 +372,7 @@ static void test_config_describe_lists_every_key(void **state)
     (void)state;
     int lines = 0;
     mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 25);
+    assert_int_equal(lines, 27);
 }
 
 /* Q6: a setting that cannot act is refused. */
