@@ -183,6 +183,7 @@ typedef struct mr_cuda_attention {
     mr_cuda_kv kv;
     mr_dtype type;
     uint32_t heads;
+    uint32_t tokens; /* of the step, or the bucket's */
     uint32_t max_blocks;
     uint32_t window; /* 0: all */
     float scale;

@@ -193,6 +193,7 @@ static int attention(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_a
         .kv = kv_of(exec, op->layer),
         .type = exec->backend->compute,
         .heads = op->heads,
+        .tokens = step->counts.tokens,
         .max_blocks = exec->sizes.max_blocks,
         .window = op->window,
         .scale = op->scale,

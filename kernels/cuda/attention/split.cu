@@ -13,27 +13,11 @@
  * adds them up in the order of the splits. So a row depends on its own keys only, whatever the
  * grid. Float32 throughout. Shared memory: streams · S · (8 · LANES + 2) floats.
  */
-#include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/attention/split.cuh"
 
-#define THREADS 128
+#define THREADS MR_SPLIT_THREADS
 #define KEYS    4 /* of a stream in flight */
 #define LOG2E   1.4426950408889634f
-
-struct mr_split_args {
-    mr_cuda_attention p;
-    const mr_cuda_step_header *header;
-    const mr_cuda_item *items;
-    const uint32_t *positions;
-    const uint32_t *token_slot;
-    const uint32_t *block_tables;
-    const void *qkv;
-    void *out;
-    float *partials;
-    uint32_t *counters;
-    uint32_t share;  /* H / G */
-    uint32_t chunks; /* of S heads in a share */
-    int32_t shift;   /* block_size = 1 << shift, or −1 */
-};
 
 /* Eight elements from d on as float32; those from `width` on are 0. */
 template <typename KV>
@@ -160,31 +144,6 @@ __device__ static inline void mr_visit_keys(const mr_split_args &a, const uint32
     }
 }
 
-/* Adds up parts [n][stride] of {acc[width] at 0, max, sum behind it}, in order: element d of the
- * numerator, and what is common. */
-__device__ static inline float mr_merge(const float *parts, size_t stride, uint32_t n,
-                                        uint32_t width, uint32_t d, float *max, float *sum)
-{
-    float top = -CUDART_INF_F;
-    for (uint32_t i = 0; i < n; i++) {
-        top = fmaxf(top, parts[i * stride + width]);
-    }
-    float acc = 0.0f;
-    float total = 0.0f;
-    for (uint32_t i = 0; i < n; i++) {
-        const float *part = parts + i * stride;
-        if (part[width] != -CUDART_INF_F) {
-            /* NaN scores must stay NaN: no test may swallow them. */
-            const float fade = exp2f(part[width] - top);
-            acc += part[d] * fade;
-            total += part[width + 1] * fade;
-        }
-    }
-    *max = top;
-    *sum = total;
-    return acc;
-}
-
 template <typename KV, int LANES, int S>
 __device__ static inline void mr_run_item(const mr_split_args &a, uint32_t item, uint32_t g,
                                           uint32_t chunk, float *shared, uint32_t *arrived)
@@ -193,15 +152,10 @@ __device__ static inline void mr_run_item(const mr_split_args &a, uint32_t item,
     constexpr uint32_t ROW = LANES * 8 + 2;
     const mr_cuda_item it = a.items[item];
     const uint32_t width = a.p.kv.width;
-    const uint32_t last = a.positions[it.token];
-    const uint32_t from = a.p.window > 0 && last >= a.p.window ? last - a.p.window + 1 : 0;
-    const uint32_t first_split = from / MR_CUDA_SPLIT_KEYS;
-    const uint32_t splits = last / MR_CUDA_SPLIT_KEYS - first_split + 1;
-    if (it.split < first_split) {
+    const mr_split_range range = mr_range_of(a, it);
+    if (it.split < range.first_split) {
         return; /* out of this layer's window */
     }
-    const uint32_t begin = max(from, it.split * MR_CUDA_SPLIT_KEYS);
-    const uint32_t end = min(last + 1, (it.split + 1) * MR_CUDA_SPLIT_KEYS);
     const uint32_t heads = min(a.share - chunk * S, static_cast<uint32_t>(S));
     const uint32_t head = g * a.share + chunk * S;
     const uint32_t d = threadIdx.x % LANES * 8;
@@ -223,7 +177,7 @@ __device__ static inline void mr_run_item(const mr_split_args &a, uint32_t item,
     }
     const uint32_t *table =
         a.block_tables + static_cast<size_t>(a.token_slot[it.token]) * a.p.max_blocks;
-    mr_visit_keys<KV, LANES, S>(a, table, g, begin, end, q, st);
+    mr_visit_keys<KV, LANES, S>(a, table, g, range.begin, range.end, q, st);
 
     __syncthreads(); /* the item before may still be read */
     float *mine = shared + (threadIdx.x / LANES) * ROW;
@@ -240,52 +194,25 @@ __device__ static inline void mr_run_item(const mr_split_args &a, uint32_t item,
         }
     }
     __syncthreads();
-    const uint32_t part = width + 2;
     const size_t out = static_cast<size_t>(it.token) * a.p.heads * width;
-    const size_t stride = static_cast<size_t>(a.p.heads) * part; /* from split to split */
     for (uint32_t i = threadIdx.x; i < heads * width; i += THREADS) {
         const uint32_t s = i / width;
         float max;
         float sum;
         const float acc =
             mr_merge(shared + s * STREAMS * ROW, ROW, STREAMS, LANES * 8, i % width, &max, &sum);
-        if (splits == 1) {
+        if (range.splits == 1) {
             mr_store_as(a.out, a.p.type, out + (head + s) * width + i % width, acc / sum);
             continue;
         }
-        float *to = a.partials + (item - a.p.first) * stride + (head + s) * part;
+        float *to = mr_partial_at(a, item, head + s);
         to[i % width] = acc;
         if (i % width == 0) {
             to[width] = max;
             to[width + 1] = sum;
         }
     }
-    if (splits == 1) {
-        return;
-    }
-    __threadfence();
-    __syncthreads();
-    uint32_t *counter = a.counters + static_cast<size_t>(it.token) * a.p.heads + head;
-    if (threadIdx.x == 0) {
-        *arrived = atomicAdd(counter, 1);
-    }
-    __syncthreads();
-    if (*arrived != splits - 1) {
-        return;
-    }
-    __threadfence();
-    if (threadIdx.x == 0) {
-        *counter = 0;
-    }
-    const uint32_t base = it.base + first_split - a.p.first;
-    for (uint32_t i = threadIdx.x; i < heads * width; i += THREADS) {
-        const uint32_t s = i / width;
-        float max;
-        float sum;
-        const float acc = mr_merge(a.partials + base * stride + (head + s) * part, stride, splits,
-                                   width, i % width, &max, &sum);
-        mr_store_as(a.out, a.p.type, out + (head + s) * width + i % width, acc / sum);
-    }
+    mr_finish_item(a, it, head, heads, range.first_split, range.splits, arrived);
 }
 
 template <typename KV, int LANES, int S>
@@ -293,6 +220,8 @@ __global__ static void __launch_bounds__(THREADS) mr_attention_split_kernel(mr_s
 {
     extern __shared__ float shared[];
     __shared__ uint32_t arrived;
+    mr_let_next_come();
+    mr_wait_for_previous();
     const uint32_t n_items = a.p.count > 0 ? a.p.count : a.header->n_items;
     const uint32_t per_item = a.p.kv.heads * a.chunks;
     for (uint64_t w = blockIdx.x; w < static_cast<uint64_t>(n_items) * per_item; w += gridDim.x) {
@@ -306,12 +235,9 @@ template <typename KV, int LANES, int S>
 static int launch(mr_cuda_context *context, mr_split_args *a)
 {
     const size_t bytes = static_cast<size_t>(S) * (THREADS / LANES) * (LANES * 8 + 2) * 4;
-    const uint32_t most = static_cast<uint32_t>(context->properties.multiProcessorCount) * 8;
     a->chunks = mr_ceil_div(a->share, S);
-    const uint64_t work = static_cast<uint64_t>(a->p.count) * a->p.kv.heads * a->chunks;
-    const uint32_t blocks = a->p.count > 0 && work < most ? static_cast<uint32_t>(work) : most;
-    mr_attention_split_kernel<KV, LANES, S><<<blocks, THREADS, bytes, context->stream>>>(*a);
-    return cudaGetLastError();
+    const uint32_t blocks = mr_split_blocks(context, *a, 3);
+    return mr_launch(context, mr_attention_split_kernel<KV, LANES, S>, blocks, THREADS, bytes, *a);
 }
 
 template <typename KV, int LANES> static int choose(mr_cuda_context *context, mr_split_args *a)
@@ -321,20 +247,10 @@ template <typename KV, int LANES> static int choose(mr_cuda_context *context, mr
 
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p)
 {
-    mr_split_args a = {};
-    a.p = *p;
-    a.header = mr_at<const mr_cuda_step_header>(p->header);
-    a.items = mr_at<const mr_cuda_item>(p->items);
-    a.positions = mr_at<const uint32_t>(p->positions);
-    a.token_slot = mr_at<const uint32_t>(p->token_slot);
-    a.block_tables = mr_at<const uint32_t>(p->block_tables);
-    a.qkv = mr_at<const void>(p->qkv);
-    a.out = mr_at<void>(p->out);
-    a.partials = mr_at<float>(p->partials);
-    a.counters = mr_at<uint32_t>(p->counters);
-    a.share = p->heads / p->kv.heads;
-    const uint32_t size = p->kv.block_size;
-    a.shift = (size & (size - 1)) == 0 ? __builtin_ctz(size) : -1;
+    mr_split_args a = mr_split_args_of(p);
+    if (mr_cuda_attention_packs(p)) {
+        return mr_cuda_attention_packed_run(context, &a);
+    }
     if (p->kv.width <= 64) {
         MR_CUDA_DISPATCH(p->kv.type, KV, return (choose<KV, 8>(context, &a)));
     }

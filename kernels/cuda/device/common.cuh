@@ -119,28 +119,62 @@ __device__ static inline float mr_activate(mr_activation activation, float x)
     return x > 0.0f ? x : 0.0f;
 }
 
-/* Sum over the block in a fixed order, given to every thread. `scratch` has 33 values; the block is
- * whole warps. */
-template <typename V> __device__ static inline V mr_block_sum(V value, V *scratch)
+template <typename V> __device__ static inline V mr_warp_sum(V value)
 {
     for (int d = 16; d > 0; d /= 2) {
         value += __shfl_xor_sync(0xffffffffu, value, d);
     }
-    const uint32_t warp = threadIdx.x / 32;
-    __syncthreads();
-    if (threadIdx.x % 32 == 0) {
-        scratch[warp] = value;
+    return value;
+}
+
+/* Sum over the block in a fixed order, given to every thread. `scratch` has 32 values; the block is
+ * whole warps. */
+template <typename V> __device__ static inline V mr_block_sum(V value, V *scratch)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    value = mr_warp_sum(value);
+    __syncthreads(); /* the sum before may still be read */
+    if (lane == 0) {
+        scratch[threadIdx.x / 32] = value;
     }
     __syncthreads();
-    if (threadIdx.x == 0) {
-        V sum = scratch[0];
-        for (uint32_t w = 1; w < blockDim.x / 32; w++) {
-            sum += scratch[w];
-        }
-        scratch[32] = sum;
-    }
-    __syncthreads();
-    return scratch[32];
+    return mr_warp_sum(lane < blockDim.x / 32 ? scratch[lane] : V(0));
+}
+
+/* ---- dependent launch ---- */
+
+/* Kernels are launched while the one before still runs (mr_launch). Every kernel lets the next one
+ * come as soon as its own blocks are there, and waits before it touches what a kernel before it
+ * writes or reads. All must wait: that is what makes "the one before is done" mean "all before". */
+__device__ static inline void mr_let_next_come()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ static inline void mr_wait_for_previous()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <typename... P, typename... A>
+static int mr_launch(mr_cuda_context *context, void (*kernel)(P...), dim3 grid, uint32_t threads,
+                     size_t shared, A... arguments)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = context->stream;
+    config.attrs = &attribute;
+    config.numAttrs = context->properties.major >= 9 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
 }
 
 /* Calls fn with a value of the C++ type of `type`. */

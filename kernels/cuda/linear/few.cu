@@ -14,34 +14,12 @@
  *
  * Sums in float32, in an order that depends on k only: a row does not depend on its neighbours.
  */
-#include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/device/mma.cuh"
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
 #define CHUNK   32 /* inputs of two products */
 #define TILE    16 /* outputs */
-
-template <typename T>
-__device__ static inline void mr_mma(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                     uint32_t a3, uint32_t b0, uint32_t b1);
-template <>
-__device__ inline void mr_mma<__nv_bfloat16>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                             uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
-template <>
-__device__ inline void mr_mma<__half>(float (&c)[4], uint32_t a0, uint32_t a1, uint32_t a2,
-                                      uint32_t a3, uint32_t b0, uint32_t b1)
-{
-    asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, "
-                 "{%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-                 : "+f"(c[0]), "+f"(c[1]), "+f"(c[2]), "+f"(c[3])
-                 : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
-}
 
 /* Weights pass by once: they need not stay in the first cache. */
 __device__ static inline uint4 mr_load_once(const uint4 *p)
@@ -75,12 +53,63 @@ __device__ static inline float mr_sum_warps(const float *sums, uint32_t m, uint3
     return sum;
 }
 
+/* Weights of UNROLL chunks that a warp takes together. */
+template <int MT, int UNROLL> struct mr_weights_ahead {
+    uint4 v[UNROLL][MT][2];
+};
+
+template <int MT, int UNROLL>
+__device__ static inline void mr_load_weights(const uint4 *const (&lines)[MT][2], uint32_t c,
+                                              uint32_t vectors, mr_weights_ahead<MT, UNROLL> &a)
+{
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        const uint32_t at = (c + u * WARPS) * (CHUNK / 8) + threadIdx.x % 4;
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            a.v[u][m][0] = at < vectors ? mr_load_once(lines[m][0] + at) : make_uint4(0, 0, 0, 0);
+            a.v[u][m][1] = at < vectors ? mr_load_once(lines[m][1] + at) : make_uint4(0, 0, 0, 0);
+        }
+    }
+}
+
+template <typename T, int MT, int NT, int UNROLL>
+__device__ static inline void mr_multiply(const uint4 *in, uint32_t rows, uint32_t c,
+                                          uint32_t vectors, const mr_weights_ahead<MT, UNROLL> &a,
+                                          float (&acc)[MT][NT][4])
+{
+    uint4 b[UNROLL][NT];
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        const uint32_t at = (c + u * WARPS) * (CHUNK / 8) + threadIdx.x % 4;
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const uint32_t row = n * 8 + threadIdx.x % 32 / 4;
+            b[u][n] = at < vectors && row < rows ? in[static_cast<size_t>(row) * vectors + at]
+                                                 : make_uint4(0, 0, 0, 0);
+        }
+    }
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            const uint4 lo = a.v[u][m][0];
+            const uint4 hi = a.v[u][m][1];
+#pragma unroll
+            for (int n = 0; n < NT; n++) {
+                mr_matrix<T>::multiply(acc[m][n], lo.x, hi.x, lo.y, hi.y, b[u][n].x, b[u][n].y);
+                mr_matrix<T>::multiply(acc[m][n], lo.z, hi.z, lo.w, hi.w, b[u][n].z, b[u][n].w);
+            }
+        }
+    }
+}
+
 template <typename T, int MT, int NT>
 __global__ static void __launch_bounds__(THREADS)
     mr_linear_few_kernel(mr_cuda_linear p, const uint4 *weight, const uint4 *in, void *out,
                          const float *bias)
 {
-    constexpr int UNROLL = MT * NT >= 4 ? 2 : 4;
+    constexpr int UNROLL = 4 / MT;
     __shared__ float sums[WARPS * MT * NT * TILE * 8];
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t group = threadIdx.x % 32 / 4;
@@ -95,39 +124,17 @@ __global__ static void __launch_bounds__(THREADS)
         lines[m][0] = weight + static_cast<size_t>(mr_output(p, first, m, group)) * vectors;
         lines[m][1] = weight + static_cast<size_t>(mr_output(p, first, m, group + 8)) * vectors;
     }
+    /* Weights are nobody's output: they are on their way while the rows are still being made. */
+    mr_weights_ahead<MT, UNROLL> a;
+    mr_let_next_come();
+    mr_load_weights<MT, UNROLL>(lines, warp, vectors, a);
+    mr_wait_for_previous();
     float acc[MT][NT][4] = {};
     for (uint32_t c = warp; c < chunks; c += WARPS * UNROLL) {
-        uint4 a[UNROLL][MT][2];
-        uint4 b[UNROLL][NT];
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-            const uint32_t at = (c + u * WARPS) * (CHUNK / 8) + quad;
-            const bool inside = at < vectors;
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-                a[u][m][0] = inside ? mr_load_once(lines[m][0] + at) : make_uint4(0, 0, 0, 0);
-                a[u][m][1] = inside ? mr_load_once(lines[m][1] + at) : make_uint4(0, 0, 0, 0);
-            }
-#pragma unroll
-            for (int n = 0; n < NT; n++) {
-                const uint32_t row = n * 8 + group;
-                b[u][n] = inside && row < p.rows ? in[static_cast<size_t>(row) * vectors + at]
-                                                 : make_uint4(0, 0, 0, 0);
-            }
-        }
-#pragma unroll
-        for (int u = 0; u < UNROLL; u++) {
-#pragma unroll
-            for (int m = 0; m < MT; m++) {
-#pragma unroll
-                for (int n = 0; n < NT; n++) {
-                    mr_mma<T>(acc[m][n], a[u][m][0].x, a[u][m][1].x, a[u][m][0].y, a[u][m][1].y,
-                              b[u][n].x, b[u][n].y);
-                    mr_mma<T>(acc[m][n], a[u][m][0].z, a[u][m][1].z, a[u][m][0].w, a[u][m][1].w,
-                              b[u][n].z, b[u][n].w);
-                }
-            }
-        }
+        mr_weights_ahead<MT, UNROLL> next;
+        mr_load_weights<MT, UNROLL>(lines, c + WARPS * UNROLL, vectors, next);
+        mr_multiply<T, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
+        a = next;
     }
 #pragma unroll
     for (int m = 0; m < MT; m++) {
@@ -165,38 +172,31 @@ __global__ static void __launch_bounds__(THREADS)
 }
 
 template <typename T, int MT, int NT>
-static void launch(mr_cuda_context *context, const mr_cuda_linear *p)
+static int launch(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     const uint32_t outputs = p->gated ? p->n / 2 : p->n;
     const uint32_t step = p->gated ? TILE : TILE * MT;
-    mr_linear_few_kernel<T, MT, NT><<<mr_ceil_div(outputs, step), THREADS, 0, context->stream>>>(
-        *p, mr_at<const uint4>(p->weight), mr_at<const uint4>(p->in), mr_at<void>(p->out),
-        mr_at<const float>(p->bias));
+    return mr_launch(context, mr_linear_few_kernel<T, MT, NT>, mr_ceil_div(outputs, step), THREADS,
+                     0, *p, mr_at<const uint4>(p->weight), mr_at<const uint4>(p->in),
+                     mr_at<void>(p->out), mr_at<const float>(p->bias));
 }
 
-template <typename T> static void choose(mr_cuda_context *context, const mr_cuda_linear *p)
+template <typename T> static int choose(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     /* Two tiles a warp halve the reads of the rows; with few outputs they leave processors idle. */
     const bool wide =
         p->gated || mr_ceil_div(p->n, 2 * TILE) >=
                         4 * static_cast<uint32_t>(context->properties.multiProcessorCount);
     if (p->rows <= 8 && wide) {
-        launch<T, 2, 1>(context, p);
-    } else if (p->rows <= 8) {
-        launch<T, 1, 1>(context, p);
-    } else if (wide) {
-        launch<T, 2, 2>(context, p);
-    } else {
-        launch<T, 1, 2>(context, p);
+        return launch<T, 2, 1>(context, p);
     }
+    if (p->rows <= 8) {
+        return launch<T, 1, 1>(context, p);
+    }
+    return wide ? launch<T, 2, 2>(context, p) : launch<T, 1, 2>(context, p);
 }
 
 int mr_cuda_linear_few(mr_cuda_context *context, const mr_cuda_linear *p)
 {
-    if (p->type == MR_DTYPE_F16) {
-        choose<__half>(context, p);
-    } else {
-        choose<__nv_bfloat16>(context, p);
-    }
-    return cudaGetLastError();
+    return p->type == MR_DTYPE_F16 ? choose<__half>(context, p) : choose<__nv_bfloat16>(context, p);
 }

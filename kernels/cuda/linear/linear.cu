@@ -10,6 +10,8 @@ template <typename T>
 __global__ static void mr_linear_any_kernel(mr_cuda_linear p, const T *weight, const T *in,
                                             void *out)
 {
+    mr_let_next_come();
+    mr_wait_for_previous();
     const uint32_t n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
     const size_t row = blockIdx.y;
     if (n >= p.n) {
@@ -32,26 +34,32 @@ __global__ static void mr_linear_any_kernel(mr_cuda_linear p, const T *weight, c
 /* Rows of a launch: grid.y ends at 65,535. */
 #define MAX_GRID_ROWS 32768u
 
+template <typename T> static int launch_any(mr_cuda_context *context, const mr_cuda_linear &p)
+{
+    const dim3 grid(mr_ceil_div(p.n, THREADS / 32), p.rows);
+    return mr_launch(context, mr_linear_any_kernel<T>, grid, THREADS, 0, p,
+                     mr_at<const T>(p.weight), mr_at<const T>(p.in), mr_at<void>(p.out));
+}
+
 int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     const size_t in_bytes = p->type == MR_DTYPE_F32 ? 4 : 2;
     const size_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
-    for (uint32_t done = 0; done < p->rows; done += MAX_GRID_ROWS) {
+    int code = 0;
+    for (uint32_t done = 0; code == 0 && done < p->rows; done += MAX_GRID_ROWS) {
         mr_cuda_linear part = *p;
         part.rows = p->rows - done < MAX_GRID_ROWS ? p->rows - done : MAX_GRID_ROWS;
         part.in += static_cast<uint64_t>(done) * p->k * in_bytes;
         part.out += static_cast<uint64_t>(done) * p->out_stride * out_bytes;
-        const dim3 grid(mr_ceil_div(p->n, THREADS / 32), part.rows);
-        MR_CUDA_DISPATCH(p->type, T,
-                         (mr_linear_any_kernel<T><<<grid, THREADS, 0, context->stream>>>(
-                             part, mr_at<const T>(part.weight), mr_at<const T>(part.in),
-                             mr_at<void>(part.out))));
+        MR_CUDA_DISPATCH(p->type, T, code = launch_any<T>(context, part));
     }
-    return cudaGetLastError();
+    return code;
 }
 
 __global__ static void mr_add_bias_kernel(mr_cuda_linear p, void *out, const float *bias)
 {
+    mr_let_next_come();
+    mr_wait_for_previous();
     const size_t row = blockIdx.x;
     for (uint32_t n = threadIdx.x; n < p.n; n += blockDim.x) {
         const size_t at = row * p.out_stride + n;
@@ -61,9 +69,8 @@ __global__ static void mr_add_bias_kernel(mr_cuda_linear p, void *out, const flo
 
 int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p)
 {
-    mr_add_bias_kernel<<<p->rows, THREADS, 0, context->stream>>>(*p, mr_at<void>(p->out),
-                                                                 mr_at<const float>(p->bias));
-    return cudaGetLastError();
+    return mr_launch(context, mr_add_bias_kernel, p->rows, THREADS, 0, *p, mr_at<void>(p->out),
+                     mr_at<const float>(p->bias));
 }
 
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)

@@ -74,17 +74,32 @@ __device__ static inline mr_cut mr_block_first(mr_cut mine, mr_sample_block *blo
     return block->cuts[32];
 }
 
+__device__ static inline void mr_look_at(float value, uint32_t v, mr_cut &best, bool &nan)
+{
+    nan = nan || isnan(value);
+    if (value > best.value) {
+        best = {value, v};
+    }
+}
+
 /* The largest value and its lowest id; false for a NaN, or a largest value that is not finite. */
 __device__ static inline bool mr_find_max(mr_sample_view view, mr_sample_block *block, mr_cut *max)
 {
     mr_cut mine = {-CUDART_INF_F, 0};
     bool nan = false;
-    for (uint32_t v = threadIdx.x; v < view.n; v += THREADS) {
-        const float value = view.values[v];
-        nan = nan || isnan(value);
-        if (value > mine.value) {
-            mine = {value, v};
-        }
+    /* Rows begin at multiples of 16 bytes where whole vectors make them up. */
+    const uint32_t vectors = view.n % 4 == 0 ? view.n / 4 : 0;
+    const float4 *wide = reinterpret_cast<const float4 *>(view.values);
+#pragma unroll 8
+    for (uint32_t i = threadIdx.x; i < vectors; i += THREADS) {
+        const float4 x = wide[i];
+        mr_look_at(x.x, 4 * i, mine, nan);
+        mr_look_at(x.y, 4 * i + 1, mine, nan);
+        mr_look_at(x.z, 4 * i + 2, mine, nan);
+        mr_look_at(x.w, 4 * i + 3, mine, nan);
+    }
+    for (uint32_t v = 4 * vectors + threadIdx.x; v < view.n; v += THREADS) {
+        mr_look_at(view.values[v], v, mine, nan);
     }
     *max = mr_block_first(mine, block);
     return !__syncthreads_or(nan) && isfinite(max->value);
@@ -230,7 +245,8 @@ __device__ static inline mr_cut mr_reach(mr_sample_view view, mr_cut last, bool 
     const double each = mass ? static_cast<double>(expf(value)) : 1.0;
     const double needed = ceil((wanted - above) / each);
     if (!(needed * each < equal)) {
-        return {value, UINT32_MAX};
+        const mr_cut at = {value, UINT32_MAX};
+        return mr_before(last, at) ? last : at;
     }
     return {value,
             mr_nth_equal(view, last, low, needed < 1.0 ? 1 : static_cast<uint32_t>(needed), block)};
@@ -469,6 +485,8 @@ __device__ static inline void mr_sample_row_of(const mr_sample_args &a, uint32_t
 __global__ static void __launch_bounds__(THREADS) mr_sample_kernel(mr_sample_args a)
 {
     __shared__ mr_sample_block block;
+    mr_let_next_come();
+    mr_wait_for_previous();
     for (uint32_t r = blockIdx.x; r < a.header->n_rows; r += gridDim.x) {
         mr_sample_row_of(a, r, &block);
         __syncthreads();
@@ -493,6 +511,5 @@ int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p)
     a.corrupt = mr_at<uint8_t>(p->corrupt);
     a.top = mr_at<mr_alternative>(p->top);
     const uint32_t blocks = p->max_rows < p->workers ? p->max_rows : p->workers;
-    mr_sample_kernel<<<blocks, THREADS, 0, context->stream>>>(a);
-    return cudaGetLastError();
+    return mr_launch(context, mr_sample_kernel, blocks, THREADS, 0, a);
 }

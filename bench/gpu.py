@@ -1,0 +1,187 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tests and measures a bundle (scripts/bundle) on a machine with a GPU, and writes one JSON.
+
+    gpu.py BUNDLE_DIR OUT.json [--model MODEL.gguf] [--parts tests,model,8b,smollm2]
+
+BUNDLE_DIR has bin/millrace and, for the tests, bin/test_gpu_*. The random models are written to
+/dev/shm. The copy bandwidth is measured with PyTorch where it is there.
+"""
+import argparse
+import csv
+import json
+import os
+import pathlib
+import re
+import subprocess
+import time
+
+HERE = pathlib.Path(__file__).resolve().parent
+PROMPTS = [[1, 300, 41, 5, 900], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], list(range(100, 420))]
+
+
+def run(command, timeout, stdin=None):
+    begin = time.time()
+    try:
+        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=timeout, input=stdin)
+        code, out, err = done.returncode, done.stdout, done.stderr
+    except subprocess.TimeoutExpired as e:
+        code, out, err = -1, (e.stdout or b"").decode(), (e.stderr or b"").decode() + "\ntimed out"
+    return {"rc": code, "out": out, "err": err, "s": round(time.time() - begin, 2)}
+
+
+def say(*what):
+    print(*what, flush=True)
+
+
+def tests(bundle):
+    found = {}
+    for program in sorted((bundle / "bin").glob("test_gpu_*")):
+        r = run([program], 150)
+        text = r["out"] + r["err"]
+        cases = dict(reversed(c) for c in re.findall(r"^\[\s+(OK|FAILED|SKIPPED)\s+\] (\S+)$", text, re.M))
+        found[program.name] = {"rc": r["rc"], "s": r["s"], "cases": cases}
+        say(program.name, found[program.name])
+        if r["rc"] != 0:
+            say(text[-3000:])
+    return found
+
+
+def copy_bandwidth():
+    code = ("import torch\n"
+            "a=torch.empty(1<<30,dtype=torch.float32,device='cuda').normal_();b=torch.empty_like(a)\n"
+            "t=[]\n"
+            "for i in range(20):\n"
+            " s=torch.cuda.Event(enable_timing=True);e=torch.cuda.Event(enable_timing=True)\n"
+            " s.record();b.copy_(a);e.record();torch.cuda.synchronize();t.append(s.elapsed_time(e))\n"
+            "t.sort();print(2*a.numel()*4/(t[10]*1e-3)/1e9)\n")
+    r = run(["python3", "-c", code], 120)
+    return float(r["out"]) if r["rc"] == 0 else None
+
+
+def settings(pairs):
+    return [x for p in pairs for x in ("--set", p)]
+
+
+def greedy(binary, model, pairs, n):
+    rows = "".join(json.dumps({"id": str(i), "prompt_ids": p, "temperature": 0, "max_tokens": n,
+                               "ignore_eos": True}) + "\n" for i, p in enumerate(PROMPTS))
+    r = run([binary, "generate", "--model", model, "--jsonl", *settings(pairs)], 120, rows)
+    if r["rc"] != 0:
+        return {"error": r["err"][-600:]}
+    return {"ids": [json.loads(line).get("token_ids") for line in r["out"].splitlines()], "s": r["s"]}
+
+
+def model_checks(bundle, model):
+    binary = bundle / "bin" / "millrace"
+    ways = {"cpu f32": ["backend=cpu", "compute=f32"], "gpu f32": ["backend=cuda", "compute=f32"],
+            "gpu f16": ["backend=cuda", "compute=f16"], "gpu bf16": ["backend=cuda", "compute=bf16"]}
+    ids = HERE.parent / "tests" / "data" / "perplexity_persuasion.json"
+    result = {}
+    for name, pairs in ways.items():
+        score = run([binary, "score", "--model", model, "--ids", ids, "--json", *settings(pairs)], 200)
+        result[name] = {"score": json.loads(score["out"]) if score["rc"] == 0 else score["err"][-600:],
+                        "greedy": greedy(binary, model, pairs, 100)}
+    result["gpu bf16 again"] = {"greedy": greedy(binary, model, ways["gpu bf16"], 100)}
+    want = result["cpu f32"]["greedy"].get("ids")
+    for name, r in result.items():
+        ids = r["greedy"].get("ids")
+        if ids and want:
+            r["equal_tokens"] = [next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(y))
+                                 for x, y in zip(ids, want)]
+        say(name, r.get("score"), r.get("equal_tokens"), r["greedy"].get("error"))
+    again = result["gpu bf16 again"]["greedy"].get("ids")
+    result["two_runs_equal"] = again is not None and again == result["gpu bf16"]["greedy"].get("ids")
+    say("two runs equal", result["two_runs_equal"])
+    return result
+
+
+def bench(bundle, shape, decode, prefill, pairs):
+    path = pathlib.Path("/dev/shm") / f"{shape}.gguf"
+    if not path.exists():
+        begin = time.time()
+        r = run(["python3", HERE / "random_gguf.py", shape, path], 200)
+        say("wrote", path, r["rc"], r["err"][-300:], round(time.time() - begin, 1), "s")
+    r = run([bundle / "bin" / "millrace", "bench", "offline", "--model", path, "--decode",
+             ",".join(map(str, decode)), "--prefill", ",".join(map(str, prefill)), "--prompt", "128",
+             "--generate", "128", "--json", *settings(["backend=cuda", *pairs])], 280)
+    say(r["err"][-2500:])
+    if r["rc"] != 0:
+        say("bench failed", r["rc"], r["out"][-500:])
+        return {"rc": r["rc"], "err": r["err"][-2000:]}
+    result = json.loads(r["out"])
+    for row in result["decode"]:
+        row["step_ms"] = round(1000 * row["batch"] / row["tokens_per_s"], 4)
+        say(shape, "decode", row)
+    for row in result["prefill"]:
+        say(shape, "prefill", row)
+    say("load_s", result["load_s"])
+    return result
+
+
+def profile(bundle, shape, pairs):
+    """Where the time of a step goes, kernel by kernel, as Nsight Compute sees each alone."""
+    path = pathlib.Path("/dev/shm") / f"{shape}.gguf"
+    cases = {"decode 1": ("1", "1", 380, 300), "decode 128": ("128", "1", 42400, 330),
+             "prefill 8192": ("1", "8192", 330, 330)}
+    result = {}
+    for name, (decode, prefill, skip, count) in cases.items():
+        r = run(["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--graph-profiling",
+                 "node", "--metrics", "gpu__time_duration.sum", "--launch-skip", skip, "--launch-count", count,
+                 bundle / "bin" / "millrace", "bench", "offline", "--model", path, "--decode", decode,
+                 "--prefill", prefill, "--prompt", "128", "--generate", "4", "--repeat", "1", "--json",
+                 *settings(["backend=cuda", *pairs])], 120)
+        rows = list(csv.reader(x for x in r["out"].splitlines() if x.startswith('"')))
+        if not rows:
+            say("profile failed", r["err"][-400:], r["out"][-400:])
+            continue
+        head, sums = rows[0], {}
+        kernel, grid, value = (head.index(x) for x in ("Kernel Name", "Grid Size", "Metric Value"))
+        unit = head.index("Metric Unit")
+        for row in rows[1:]:
+            us = float(row[value].replace(",", "")) / (1000 if row[unit].startswith("ns") else 1)
+            sums.setdefault(row[kernel][:60] + row[grid], []).append(us)
+        result[name] = {k: {"n": len(v), "mean_us": sum(v) / len(v)} for k, v in sums.items()}
+        say("==", name, "total us", round(sum(map(sum, sums.values()))))
+        for k, v in sorted(sums.items(), key=lambda x: -sum(x[1]))[:14]:
+            say(f"{k:90} n {len(v):4} mean {sum(v) / len(v):9.2f} us")
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("bundle", type=pathlib.Path)
+    parser.add_argument("out", type=pathlib.Path)
+    parser.add_argument("--model", type=pathlib.Path)
+    parser.add_argument("--parts", default="tests,model,8b,smollm2")
+    parser.add_argument("--set", action="append", default=[])
+    a = parser.parse_args()
+    parts = a.parts.split(",")
+    result = {"host": os.uname().release, "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
+    say(run(["nvidia-smi", "--query-gpu=name,driver_version,memory.used", "--format=csv,noheader"], 30)["out"])
+
+    def save():
+        a.out.write_text(json.dumps(result, indent=1))
+
+    if "tests" in parts:
+        result["tests"] = tests(a.bundle)
+        save()
+    if "model" in parts and a.model:
+        result["model"] = model_checks(a.bundle, a.model)
+        save()
+    if "copy" in parts or "8b" in parts:
+        result["copy_gb_s"] = copy_bandwidth()
+        say("copy", result["copy_gb_s"], "GB/s")
+    if "8b" in parts:
+        result["8b"] = bench(a.bundle, "8b", [1, 8, 32, 128, 256], [1024, 8192], a.set)
+        save()
+    if "profile" in parts:
+        result["profile"] = profile(a.bundle, "8b", a.set)
+        save()
+    if "smollm2" in parts:
+        result["smollm2"] = bench(a.bundle, "smollm2", [1, 32, 256], [1024, 8192], a.set)
+    save()
+
+
+if __name__ == "__main__":
+    main()
