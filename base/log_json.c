@@ -39,8 +39,8 @@ static bool put_string(mr_log_line *line, const char *text, size_t bytes, bool e
             const char code[6] = {'\\', 'u', '0', '0', hex[c >> 4], hex[c & 15]};
             fits = put(line, code, 6);
         } else {
-            const char plain = c < 0x80 || valid ? (char)c : '?';
-            fits = put(line, &plain, 1);
+            const unsigned char plain = c < 0x80 || valid ? c : '?';
+            fits = put(line, (const char *)&plain, 1);
         }
     }
     return fits && put(line, "\"", 1);

@@ -82,12 +82,10 @@ mr_status mr_fail_context(mr_error *err, const char *fmt, ...)
     format_text(joined, MR_ERROR_MESSAGE_MAX, fmt, args);
     va_end(args);
 
-    size_t used = strlen(joined);
-    memcpy(joined + used, ": ", 2);
-    used += 2;
-    const size_t rest = strnlen(err->message, sizeof(err->message) - 1);
-    memcpy(joined + used, err->message, rest);
-    copy_text(err->message, sizeof(err->message), joined, used + rest, false);
+    const size_t used = strlen(joined);
+    const int rest = (int)strnlen(err->message, sizeof(err->message) - 1);
+    (void)snprintf(joined + used, sizeof(joined) - used, ": %.*s", rest, err->message);
+    copy_text(err->message, sizeof(err->message), joined, strlen(joined), false);
     return err->status;
 }
 

@@ -1,98 +1,95 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes a Llama of a given shape with random bf16 weights, for measuring: no tokenizer, no sense.
+"""Writes a GGUF file of a Llama-shaped model with random weights, for speed and nothing else.
 
-    random_gguf.py 8b | smollm2 OUT.gguf
+Codes are uniform and scales as large as those of a real model, so that nothing overflows. The
+vocabulary, with its tokenizer, is that of an existing file: both programs of a comparison read it.
 
-Needs numpy. Weights are normal with deviation 0.02; one stretch of 32 Mi values is drawn and used
-over and over.
+needs: pip install gguf numpy
+usage: random_gguf.py --vocabulary M.gguf --type Q4_0 --out R.gguf [--layers 24] [--hidden 2048]
+           [--heads 32] [--kv-heads 8] [--feed-forward 8192] [--context 8192] [--seed 1]
 """
-import struct
-import sys
+import argparse
 
-import numpy
+import gguf
+import numpy as np
 
-U32, F32, STRING = 4, 6, 8
-T_F32, T_BF16 = 0, 30
-ALIGN = 32
-SHAPES = {
-    "8b": dict(layers=32, width=4096, ffn=14336, heads=32, kv_heads=8, head_width=128, vocab=128256,
-               context=8192, theta=500000.0, tied=False),
-    "smollm2": dict(layers=30, width=576, ffn=1536, heads=9, kv_heads=3, head_width=64, vocab=49152,
-                    context=8192, theta=100000.0, tied=True),
-}
+BLOCK = 32
+TYPES = {"Q4_0": gguf.GGMLQuantizationType.Q4_0, "Q4_1": gguf.GGMLQuantizationType.Q4_1}
 
 
-def string(text):
-    return struct.pack("<Q", len(text)) + text.encode()
+def arguments():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--vocabulary", required=True, help="a GGUF file with a tokenizer")
+    parser.add_argument("--type", choices=TYPES, required=True)
+    parser.add_argument("--out", required=True)
+    for name, value in (("layers", 24), ("hidden", 2048), ("heads", 32), ("kv-heads", 8),
+                        ("feed-forward", 8192), ("context", 8192), ("seed", 1)):
+        parser.add_argument(f"--{name}", type=int, default=value)
+    return parser.parse_args()
 
 
-def metadata(name, s):
-    keys = [("general.architecture", STRING, "llama"), ("general.name", STRING, f"random {name}"),
-            ("llama.block_count", U32, s["layers"]), ("llama.context_length", U32, s["context"]),
-            ("llama.embedding_length", U32, s["width"]), ("llama.feed_forward_length", U32, s["ffn"]),
-            ("llama.attention.head_count", U32, s["heads"]),
-            ("llama.attention.head_count_kv", U32, s["kv_heads"]),
-            ("llama.attention.layer_norm_rms_epsilon", F32, 1e-5),
-            ("llama.rope.freq_base", F32, s["theta"]), ("llama.vocab_size", U32, s["vocab"])]
-    out = b""
-    for key, kind, value in keys:
-        out += string(key) + struct.pack("<I", kind)
-        out += string(value) if kind == STRING else struct.pack("<I" if kind == U32 else "<f", value)
-    return len(keys), out
+def random_blocks(rng, kind, rows, columns):
+    """Quantised rows as bytes, [rows][columns / 32 · bytes of a block]."""
+    count = rows * columns // BLOCK
+    scale = (0.02 / 4.6 * rng.uniform(0.5, 1.5, count)).astype(np.float16)  # 4.6: deviation of 0 … 15
+    parts = [scale.view(np.uint8).reshape(count, 2)]
+    if kind == "Q4_1":
+        parts.append((-7.5 * scale).astype(np.float16).view(np.uint8).reshape(count, 2))
+    parts.append(rng.integers(0, 256, (count, BLOCK // 2), dtype=np.uint8))
+    return np.concatenate(parts, axis=1).reshape(rows, -1)
 
 
-def tensors(s):
-    """Name, dimensions (innermost first), type."""
-    w, q, kv = s["width"], s["heads"] * s["head_width"], s["kv_heads"] * s["head_width"]
-    yield "token_embd.weight", (w, s["vocab"]), T_BF16
-    for i in range(s["layers"]):
-        for part, dims in (("attn_q", (w, q)), ("attn_k", (w, kv)), ("attn_v", (w, kv)),
-                           ("attn_output", (q, w)), ("ffn_gate", (w, s["ffn"])),
-                           ("ffn_up", (w, s["ffn"])), ("ffn_down", (s["ffn"], w))):
-            yield f"blk.{i}.{part}.weight", dims, T_BF16
-        yield f"blk.{i}.attn_norm.weight", (w,), T_F32
-        yield f"blk.{i}.ffn_norm.weight", (w,), T_F32
-    yield "output_norm.weight", (w,), T_F32
-    if not s["tied"]:
-        yield "output.weight", (w, s["vocab"]), T_BF16
+def copy_vocabulary(writer, path):
+    """Takes every tokenizer.* field over; returns how many tokens there are."""
+    reader = gguf.GGUFReader(path)
+    for key, field in reader.fields.items():
+        if not key.startswith("tokenizer."):
+            continue
+        sub_type = field.types[1] if len(field.types) > 1 else None
+        writer.add_key_value(key, field.contents(), field.types[0], sub_type)
+    return len(reader.fields["tokenizer.ggml.tokens"].data)
 
 
-def elements(dims):
-    count = 1
-    for d in dims:
-        count *= d
-    return count
+def shapes(args, vocabulary):
+    """Every tensor: name → (rows, columns); columns 0 for a gain."""
+    kv = args.hidden // args.heads * args.kv_heads
+    yield "token_embd.weight", (vocabulary, args.hidden)
+    for layer in range(args.layers):
+        for name, rows, columns in (
+                ("attn_norm", args.hidden, 0), ("attn_q", args.hidden, args.hidden), ("attn_k", kv, args.hidden),
+                ("attn_v", kv, args.hidden), ("attn_output", args.hidden, args.hidden), ("ffn_norm", args.hidden, 0),
+                ("ffn_gate", args.feed_forward, args.hidden), ("ffn_up", args.feed_forward, args.hidden),
+                ("ffn_down", args.hidden, args.feed_forward)):
+            yield f"blk.{layer}.{name}.weight", (rows, columns)
+    yield "output_norm.weight", (args.hidden, 0)
 
 
 def main():
-    name, path = sys.argv[1], sys.argv[2]
-    shape = SHAPES[name]
-    listed = list(tensors(shape))
-    n_keys, keys = metadata(name, shape)
-    records, offset = b"", 0
-    for tensor, dims, kind in listed:
-        records += string(tensor) + struct.pack("<I", len(dims))
-        records += b"".join(struct.pack("<Q", d) for d in dims) + struct.pack("<IQ", kind, offset)
-        offset += -(-elements(dims) * (4 if kind == T_F32 else 2) // ALIGN) * ALIGN
-    head = b"GGUF" + struct.pack("<IQQ", 3, len(listed), n_keys) + keys + records
-    values = numpy.random.default_rng(1).standard_normal(32 << 20, dtype=numpy.float32) * 0.02
-    stretch = memoryview((values.view(numpy.uint32) >> 16).astype(numpy.uint16)).cast("B")
-    with open(path, "wb", buffering=0) as f:
-        f.write(head + b"\0" * (-len(head) % ALIGN))
-        at = 0
-        for _, dims, kind in listed:
-            count = elements(dims)
-            if kind == T_F32:
-                f.write(numpy.ones(count, dtype=numpy.float32).tobytes() + b"\0" * (-count * 4 % ALIGN))
-                continue
-            left = count * 2
-            while left > 0:
-                at = at if at < len(stretch) else 0
-                piece = stretch[at:at + left]
-                left -= f.write(piece)
-                at += len(piece)
-            f.write(b"\0" * (-count * 2 % ALIGN))
+    args = arguments()
+    rng = np.random.default_rng(args.seed)
+    writer = gguf.GGUFWriter(args.out, "llama")
+    vocabulary = copy_vocabulary(writer, args.vocabulary)
+    writer.add_name(f"random {args.type}")
+    writer.add_block_count(args.layers)
+    writer.add_context_length(args.context)
+    writer.add_embedding_length(args.hidden)
+    writer.add_feed_forward_length(args.feed_forward)
+    writer.add_head_count(args.heads)
+    writer.add_head_count_kv(args.kv_heads)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_rope_dimension_count(args.hidden // args.heads)
+    writer.add_rope_freq_base(10000.0)
+    writer.add_vocab_size(vocabulary)
+    for name, (rows, columns) in shapes(args, vocabulary):
+        if columns == 0:
+            writer.add_tensor(name, np.ones(rows, dtype=np.float32))
+        else:
+            writer.add_tensor(name, random_blocks(rng, args.type, rows, columns), raw_dtype=TYPES[args.type])
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file(progress=True)
+    writer.close()
 
 
 if __name__ == "__main__":

@@ -12,9 +12,10 @@ struct mr_block_pool {
     uint32_t block_size;
     uint32_t n_free;
     uint32_t n_live;
-    uint32_t *refs; /* [n_blocks] */
-    uint32_t *free; /* [n_blocks] a stack of n_free blocks */
-    uint8_t *seen;  /* [n_blocks] scratch of check() */
+    uint32_t *refs;         /* [n_blocks] */
+    uint32_t *free;         /* [n_blocks] a stack of n_free blocks */
+    uint8_t *seen;          /* [n_blocks] scratch of check() */
+    mr_prefix_index *index; /* owns; NULL: nothing is cached */
 };
 
 mr_status mr_block_pool_create(uint32_t n_blocks, uint32_t block_size, mr_block_pool **out)
@@ -48,19 +49,46 @@ void mr_block_pool_destroy(mr_block_pool *pool)
     if (pool == NULL) {
         return;
     }
+    mr_prefix_index_destroy(pool->index);
     free(pool->refs);
     free(pool->free);
     free(pool->seen);
     free(pool);
 }
 
+mr_status mr_block_pool_enable_cache(mr_block_pool *pool)
+{
+    MR_CHECK(pool->index == NULL && pool->n_live == 0);
+    return mr_prefix_index_create(pool->n_blocks, pool->block_size, &pool->index);
+}
+
+mr_prefix_index *mr_block_pool_index(mr_block_pool *pool)
+{
+    return pool->index;
+}
+
+static uint32_t n_cached(const mr_block_pool *pool)
+{
+    return pool->index == NULL ? 0 : mr_prefix_index_idle_count(pool->index);
+}
+
+static uint32_t take_block(mr_block_pool *pool)
+{
+    if (pool->n_free > 0) {
+        return pool->free[--pool->n_free];
+    }
+    const uint32_t block = mr_prefix_index_oldest(pool->index);
+    mr_prefix_index_remove(pool->index, block);
+    return block;
+}
+
 mr_status mr_block_pool_alloc(mr_block_pool *pool, uint32_t count, uint32_t *blocks)
 {
-    if (count > pool->n_free) {
+    if (count > mr_block_pool_available(pool)) {
         return MR_RESOURCE_EXHAUSTED;
     }
     for (uint32_t i = 0; i < count; i++) {
-        blocks[i] = pool->free[--pool->n_free];
+        blocks[i] = take_block(pool);
         pool->refs[blocks[i]] = 1;
     }
     pool->n_live += count;
@@ -81,10 +109,47 @@ void mr_block_pool_ref(mr_block_pool *pool, uint32_t block)
 void mr_block_pool_unref(mr_block_pool *pool, uint32_t block)
 {
     MR_CHECK(is_live(pool, block));
-    if (--pool->refs[block] == 0) {
-        pool->free[pool->n_free++] = block;
-        pool->n_live--;
+    if (--pool->refs[block] > 0) {
+        return;
     }
+    pool->n_live--;
+    if (pool->index != NULL && mr_prefix_index_has_block(pool->index, block)) {
+        mr_prefix_index_idle(pool->index, block);
+    } else {
+        pool->free[pool->n_free++] = block;
+    }
+}
+
+void mr_block_pool_reuse(mr_block_pool *pool, uint32_t block)
+{
+    MR_CHECK(pool->index != NULL && mr_prefix_index_has_block(pool->index, block));
+    if (pool->refs[block] == 0) {
+        mr_prefix_index_busy(pool->index, block);
+        pool->refs[block] = 1;
+        pool->n_live++;
+    } else {
+        mr_block_pool_ref(pool, block);
+    }
+}
+
+void mr_block_pool_forget(mr_block_pool *pool, uint32_t block)
+{
+    MR_CHECK(pool->index != NULL);
+    mr_prefix_index_remove(pool->index, block);
+    if (pool->refs[block] == 0) {
+        pool->free[pool->n_free++] = block;
+    }
+}
+
+void mr_block_pool_reset_cache(mr_block_pool *pool, uint32_t generation)
+{
+    MR_CHECK(pool->index != NULL);
+    for (uint32_t block = 1; block < pool->n_blocks; block++) {
+        if (pool->refs[block] == 0 && mr_prefix_index_has_block(pool->index, block)) {
+            pool->free[pool->n_free++] = block;
+        }
+    }
+    mr_prefix_index_renew(pool->index, generation);
 }
 
 uint32_t mr_block_pool_refs(const mr_block_pool *pool, uint32_t block)
@@ -95,7 +160,7 @@ uint32_t mr_block_pool_refs(const mr_block_pool *pool, uint32_t block)
 
 uint32_t mr_block_pool_available(const mr_block_pool *pool)
 {
-    return pool->n_free;
+    return pool->n_free + n_cached(pool);
 }
 
 uint32_t mr_block_pool_block_size(const mr_block_pool *pool)
@@ -109,28 +174,42 @@ void mr_block_pool_stats_get(const mr_block_pool *pool, mr_block_pool_stats *out
     *out = (mr_block_pool_stats){
         .total = total,
         .live = pool->n_live,
-        .cached = total - pool->n_live - pool->n_free,
+        .cached = n_cached(pool),
         .free = pool->n_free,
     };
 }
 
+/* Every block is in exactly one of the three states. */
+static bool check_states(const mr_block_pool *pool)
+{
+    uint32_t live = 0;
+    uint32_t cached = 0;
+    for (uint32_t block = 1; block < pool->n_blocks; block++) {
+        const bool registered =
+            pool->index != NULL && mr_prefix_index_has_block(pool->index, block);
+        const bool in_use = pool->refs[block] > 0;
+        if (pool->seen[block] + (in_use || registered) != 1) {
+            return false;
+        }
+        live += in_use;
+        cached += registered && !in_use;
+    }
+    return live == pool->n_live && cached == n_cached(pool);
+}
+
 bool mr_block_pool_check(const mr_block_pool *pool)
 {
-    if (pool->n_free + pool->n_live != pool->n_blocks - 1 || pool->refs[MR_NULL_BLOCK] != 0) {
+    if (pool->n_free + pool->n_live + n_cached(pool) != pool->n_blocks - 1 ||
+        pool->refs[MR_NULL_BLOCK] != 0) {
         return false;
     }
     memset(pool->seen, 0, pool->n_blocks);
     for (uint32_t i = 0; i < pool->n_free; i++) {
         const uint32_t block = pool->free[i];
-        if (block == MR_NULL_BLOCK || block >= pool->n_blocks || pool->seen[block] != 0 ||
-            pool->refs[block] != 0) {
+        if (block == MR_NULL_BLOCK || block >= pool->n_blocks || pool->seen[block] != 0) {
             return false;
         }
         pool->seen[block] = 1;
     }
-    uint32_t live = 0;
-    for (uint32_t block = 1; block < pool->n_blocks; block++) {
-        live += pool->refs[block] > 0;
-    }
-    return live == pool->n_live;
+    return check_states(pool) && (pool->index == NULL || mr_prefix_index_check(pool->index));
 }

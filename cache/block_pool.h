@@ -3,16 +3,23 @@
  * The pool of KV blocks: bookkeeping only, the bytes are the backend's. A block is free, live
  * (referenced by a sequence) or cached (unreferenced, but its content may be found again).
  *
- *     free ──alloc──► live ──unref to 0──► free        free + live + cached = n_blocks − 1
+ *     free ──alloc──► live ──unref to 0, not registered──► free
+ *                     │  ▲
+ *   unref to 0,       │  │ reuse                         free + live + cached = n_blocks − 1
+ *   registered        ▼  │
+ *                    cached ──evicted by alloc, forgotten, reset──► free
  *
+ * Registered blocks are those that the prefix index knows; without one nothing is ever cached.
  * Block 0 is the null block: never allocated, it takes the writes of padding rows. Freed blocks are
- * taken again last-in first-out, so that a lightly loaded server touches little memory. Owned by
- * the engine thread; nothing here locks or allocates after create.
+ * taken again last-in first-out, so that a lightly loaded server touches little memory; cached ones
+ * give way only when none is free, in the order that the index tells. Owned by the engine thread;
+ * nothing here locks or allocates after create.
  */
 #ifndef MILLRACE_CACHE_BLOCK_POOL_H
 #define MILLRACE_CACHE_BLOCK_POOL_H
 
 #include "base/status.h"
+#include "cache/prefix_index.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -31,14 +38,27 @@ MR_MUST_USE mr_status mr_block_pool_create(uint32_t n_blocks, uint32_t block_siz
                                            mr_block_pool **out);
 void mr_block_pool_destroy(mr_block_pool *pool);
 
-/* Takes `count` blocks, each with one reference, into `blocks`: all or nothing.
- * RESOURCE_EXHAUSTED, and nothing taken, when fewer are free. */
+/* Gives a fresh pool a prefix index, which it owns. RESOURCE_EXHAUSTED when memory is short. */
+MR_MUST_USE mr_status mr_block_pool_enable_cache(mr_block_pool *pool);
+/* To find blocks and to register live ones; everything else goes through the pool. NULL: none. */
+mr_prefix_index *mr_block_pool_index(mr_block_pool *pool);
+
+/* Takes `count` blocks, each with one reference, into `blocks`: all or nothing. Evicts cached
+ * blocks when too few are free. RESOURCE_EXHAUSTED, and nothing taken or evicted, when live ones
+ * leave fewer. */
 MR_MUST_USE mr_status mr_block_pool_alloc(mr_block_pool *pool, uint32_t count, uint32_t *blocks);
 void mr_block_pool_ref(mr_block_pool *pool, uint32_t block);
 void mr_block_pool_unref(mr_block_pool *pool, uint32_t block);
+/* A reference to a registered block, cached or live. */
+void mr_block_pool_reuse(mr_block_pool *pool, uint32_t block);
+/* Makes the index forget a registered block: it is free at its last unref, or now. */
+void mr_block_pool_forget(mr_block_pool *pool, uint32_t block);
+/* Makes it forget all: a new epoch, of this generation. Live blocks stay live. With an index
+ * only. */
+void mr_block_pool_reset_cache(mr_block_pool *pool, uint32_t generation);
 uint32_t mr_block_pool_refs(const mr_block_pool *pool, uint32_t block);
 
-/* Blocks that alloc could give now. */
+/* Blocks that alloc could give now: free and cached ones. */
 uint32_t mr_block_pool_available(const mr_block_pool *pool);
 uint32_t mr_block_pool_block_size(const mr_block_pool *pool);
 void mr_block_pool_stats_get(const mr_block_pool *pool, mr_block_pool_stats *out);

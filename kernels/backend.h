@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "kernels/batch.h"
 #include "kernels/dtype.h"
+#include "kernels/kv_layout.h"
 #include "kernels/plan.h"
 
 #include <stdbool.h>
@@ -40,7 +41,7 @@ typedef struct mr_exec_options {
     uint32_t max_context; /* positions a sequence may have */
     uint32_t block_size;  /* tokens a KV block */
     uint32_t n_blocks;    /* blocks of the pool, block 0 included */
-    mr_dtype kv_dtype;    /* F32, F16 or BF16 */
+    mr_dtype kv_dtype;    /* F32, F16, BF16 or I8: kv_layout.h */
     bool keep_logits;     /* step outputs carry [R][V] logits */
 } mr_exec_options;
 
@@ -56,10 +57,29 @@ typedef struct mr_block_copy {
     uint32_t to;
 } mr_block_copy;
 
+/* KV blocks between the device and host memory. */
+typedef enum mr_transfer_direction {
+    MR_TRANSFER_OUT, /* device → host */
+    MR_TRANSFER_IN,  /* host → device */
+} mr_transfer_direction;
+
+typedef struct mr_transfer {
+    mr_transfer_direction direction;
+    uint32_t count;
+    const uint32_t *blocks; /* [count] of the device */
+    uint8_t *const *host;   /* [count] the bytes of each, mr_kv_block_bytes() in host_alloc()'s */
+} mr_transfer;
+
+typedef enum mr_transfer_state {
+    MR_TRANSFER_RUNS,
+    MR_TRANSFER_DONE,
+    MR_TRANSFER_FAILED, /* what was to be written is void */
+} mr_transfer_state;
+
 /* Time spent since the executor was made, by kind of operator; for profiles. */
 typedef struct mr_op_time {
     uint64_t ns;
-    uint64_t bytes;      /* weights and KV read */
+    uint64_t bytes;      /* weights and KV to read, each once a step and sequence */
     uint64_t operations; /* multiply-adds × 2 */
     uint64_t calls;
 } mr_op_time;
@@ -68,6 +88,12 @@ typedef struct mr_exec_times {
     uint64_t steps;
     mr_op_time by_kind[MR_OP_SAMPLE + 1];
 } mr_exec_times;
+
+/* What the device could do at best, measured on it; the yardstick of profiles. 0: not known. */
+typedef struct mr_ceilings {
+    double read_bytes_per_s; /* over a buffer of the size asked for */
+    double int8_per_s;       /* multiply-adds of bytes × 2, from registers */
+} mr_ceilings;
 
 typedef struct mr_backend_vtable {
     void (*info)(const mr_backend *backend, mr_backend_info *out);
@@ -83,6 +109,10 @@ typedef struct mr_backend_vtable {
      * batch sizes in `options`. Borrows plan and weights until destroy. Gives the executor. */
     mr_status (*compile)(mr_backend *backend, const mr_plan *plan, const mr_weights *weights,
                          const mr_exec_options *options, mr_exec **out, mr_error *err);
+
+    /* Measures, in some tenths of a second and with no step in flight, what reading a buffer of
+     * `bytes` (at least 1) and multiplying bytes can reach. RESOURCE_EXHAUSTED: no such buffer. */
+    mr_status (*ceilings)(mr_backend *backend, uint64_t bytes, mr_ceilings *out, mr_error *err);
 
     /* Bytes that the KV cache of an executor of `options` (its n_blocks is not read) could have
      * once the weights are there. NULL where compile() takes memory as it comes: a CPU. Errors as
@@ -108,6 +138,22 @@ typedef struct mr_exec_vtable {
     /* Between steps only. */
     mr_status (*copy_blocks)(mr_exec *exec, const mr_block_copy *copies, size_t count,
                              mr_error *err);
+
+    /* Transfers: all five, or all NULL where there is no host memory beside the device's. A
+     * transfer comes after the steps and copies before it. Until it ends, what it reads must not be
+     * written, and what it writes not be touched, by later steps either; `transfer` itself is read
+     * before start returns. */
+    void *(*host_alloc)(mr_exec *exec, uint64_t bytes); /* zeroed; NULL when memory is short */
+    void (*host_free)(mr_exec *exec, void *memory, uint64_t bytes);
+    /* Between steps. Gives the ticket; it may be over when this returns. */
+    mr_status (*transfer_start)(mr_exec *exec, const mr_transfer *transfer, uint64_t *ticket,
+                                mr_error *err);
+    /* Without blocking, at any time. A ticket is void once it was told DONE or FAILED. */
+    mr_transfer_state (*transfer_poll)(mr_exec *exec, uint64_t ticket);
+    /* True: the transfer is over, nothing will be read or written for it any more, the ticket is
+     * void. False: it cannot be stopped and is still to be polled. */
+    bool (*transfer_cancel)(mr_exec *exec, uint64_t ticket);
+
     void (*memory)(const mr_exec *exec, mr_exec_memory *out);
     void (*times)(const mr_exec *exec, mr_exec_times *out);
     void (*destroy)(mr_exec *exec);

@@ -18,6 +18,7 @@ struct mr_batch_storage {
     uint32_t *positions;
     uint32_t *seq_start;
     uint32_t *context_len;
+    uint32_t *rope_length;
     uint32_t *seq_slot;
     uint32_t *kv_slot;        /* [groups][max_tokens] while it is filled */
     uint32_t *kv_slot_packed; /* [groups][T] as a batch wants it; unused with one group */
@@ -47,6 +48,7 @@ static bool allocate(mr_batch_storage *s)
     s->positions = mr_calloc(limits->max_tokens, sizeof(*s->positions));
     s->seq_start = mr_calloc((size_t)limits->max_seqs + 1, sizeof(*s->seq_start));
     s->context_len = mr_calloc(limits->max_seqs, sizeof(*s->context_len));
+    s->rope_length = mr_calloc(limits->max_seqs, sizeof(*s->rope_length));
     s->seq_slot = mr_calloc(limits->max_seqs, sizeof(*s->seq_slot));
     s->adapter = mr_calloc(limits->max_seqs, sizeof(*s->adapter));
     s->kv_slot = mr_calloc(kv_slots, sizeof(*s->kv_slot));
@@ -59,10 +61,11 @@ static bool allocate(mr_batch_storage *s)
     s->history_deltas = mr_calloc((size_t)limits->max_history + 1, sizeof(*s->history_deltas));
     s->history_tokens = mr_calloc((size_t)limits->max_history + 1, sizeof(*s->history_tokens));
     return s->token_src != NULL && s->positions != NULL && s->seq_start != NULL &&
-           s->context_len != NULL && s->seq_slot != NULL && s->adapter != NULL &&
-           s->kv_slot != NULL && s->kv_slot_packed != NULL && s->logit_rows != NULL &&
-           s->row_params != NULL && s->block_deltas != NULL && s->bias_tokens != NULL &&
-           s->bias_values != NULL && s->history_deltas != NULL && s->history_tokens != NULL;
+           s->context_len != NULL && s->rope_length != NULL && s->seq_slot != NULL &&
+           s->adapter != NULL && s->kv_slot != NULL && s->kv_slot_packed != NULL &&
+           s->logit_rows != NULL && s->row_params != NULL && s->block_deltas != NULL &&
+           s->bias_tokens != NULL && s->bias_values != NULL && s->history_deltas != NULL &&
+           s->history_tokens != NULL;
 }
 
 mr_status mr_batch_storage_create(const mr_batch_limits *limits, mr_batch_storage **out)
@@ -87,6 +90,7 @@ mr_status mr_batch_storage_create(const mr_batch_limits *limits, mr_batch_storag
         .positions = s->positions,
         .seq_start = s->seq_start,
         .context_len = s->context_len,
+        .rope_length = s->rope_length,
         .seq_slot = s->seq_slot,
         .kv_slot = limits->kv_groups == 1 ? s->kv_slot : s->kv_slot_packed,
         .logit_rows = s->logit_rows,
@@ -110,6 +114,7 @@ void mr_batch_storage_destroy(mr_batch_storage *s)
     free(s->positions);
     free(s->seq_start);
     free(s->context_len);
+    free(s->rope_length);
     free(s->seq_slot);
     free(s->adapter);
     free(s->kv_slot);
@@ -160,6 +165,7 @@ mr_status mr_batch_add_seq(mr_batch_storage *s, uint32_t slot, uint32_t context_
     }
     s->seq_slot[seq] = slot;
     s->context_len[seq] = context_len;
+    s->rope_length[seq] = context_len;
     s->adapter[seq] = adapter;
     s->seq_start[seq + 1] = s->batch.n_tokens;
     s->batch.n_seqs++;
@@ -167,6 +173,12 @@ mr_status mr_batch_add_seq(mr_batch_storage *s, uint32_t slot, uint32_t context_
         s->batch.adapter = s->adapter;
     }
     return MR_OK;
+}
+
+void mr_batch_set_rope_length(mr_batch_storage *s, uint32_t tokens)
+{
+    MR_CHECK(s->batch.n_seqs > 0);
+    s->rope_length[s->batch.n_seqs - 1] = tokens;
 }
 
 mr_status mr_batch_add_token(mr_batch_storage *s, int32_t src, uint32_t position,
@@ -185,6 +197,30 @@ mr_status mr_batch_add_token(mr_batch_storage *s, int32_t src, uint32_t position
         s->kv_slot[(size_t)g * s->limits.max_tokens + t] = kv_slot[g];
     }
     s->batch.n_tokens++;
+    s->seq_start[s->batch.n_seqs] = s->batch.n_tokens;
+    return MR_OK;
+}
+
+mr_status mr_batch_add_span(mr_batch_storage *s, const uint32_t *tokens, uint32_t count,
+                            uint32_t position, uint32_t kv_slot)
+{
+    if (s->batch.n_seqs == 0 || s->limits.kv_groups != 1 || position >= s->limits.max_context ||
+        count > s->limits.max_context - position) {
+        return MR_INVALID_ARGUMENT;
+    }
+    const uint32_t t = s->batch.n_tokens;
+    if (count > s->limits.max_tokens - t) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    int32_t *const src = s->token_src + t;
+    uint32_t *const positions = s->positions + t;
+    uint32_t *const slots = s->kv_slot + t;
+    for (uint32_t i = 0; i < count; i++) {
+        src[i] = (int32_t)tokens[i];
+        positions[i] = position + i;
+        slots[i] = kv_slot + i;
+    }
+    s->batch.n_tokens += count;
     s->seq_start[s->batch.n_seqs] = s->batch.n_tokens;
     return MR_OK;
 }

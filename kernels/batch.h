@@ -83,6 +83,8 @@ typedef struct mr_batch {
     const uint32_t *positions;       /* [T] */
     const uint32_t *seq_start;       /* [B + 1], ascending, seq_start[B] = T */
     const uint32_t *context_len;     /* [B] tokens in the KV cache once this step is done */
+    const uint32_t *rope_length;     /* [B] tokens that the frequencies of mr_rope_rule go by;
+                                        NULL: context_len */
     const uint32_t *seq_slot;        /* [B] resident slot: whose block table and history */
     const uint32_t *kv_slot;         /* [groups][T] block · block_size + offset for each new K/V */
     const uint32_t *logit_rows;      /* [R] index into T, ascending */
@@ -140,9 +142,17 @@ const mr_batch *mr_batch_get(const mr_batch_storage *storage);
 /* Starts the next sequence: `slot`, context length after the step, adapter (0: base). */
 MR_MUST_USE mr_status mr_batch_add_seq(mr_batch_storage *storage, uint32_t slot,
                                        uint32_t context_len, uint32_t adapter);
+/* The length by which the frequencies of rotary positions go that follow it (mr_rope_rule), for the
+ * sequence started last; without it, its context length. The same in every step of a sequence, so
+ * that its keys agree with each other: the scheduler gives the length of the prompt. */
+void mr_batch_set_rope_length(mr_batch_storage *storage, uint32_t tokens);
 /* Adds a token to the sequence started last; kv_slot has one entry a group. */
 MR_MUST_USE mr_status mr_batch_add_token(mr_batch_storage *storage, int32_t src, uint32_t position,
                                          const uint32_t *kv_slot);
+/* Adds `count` tokens with literal ids at positions from `position` on, whose K/V goes into places
+ * from `kv_slot` on, one behind the other: a part of one block. For one KV group. */
+MR_MUST_USE mr_status mr_batch_add_span(mr_batch_storage *storage, const uint32_t *tokens,
+                                        uint32_t count, uint32_t position, uint32_t kv_slot);
 /* Asks for the logits of the token added last; a token may have several rows. Bias lists may be
  * empty; NULL with params->bias_count above 0: the row shares the list of the row added last. */
 MR_MUST_USE mr_status mr_batch_add_row(mr_batch_storage *storage, const mr_row_params *params,

@@ -28,10 +28,20 @@ typedef enum mr_dtype {
     MR_DTYPE_Q6_K,
     MR_DTYPE_IQ4_NL,
     MR_DTYPE_IQ4_XS,
-    MR_DTYPE_COUNT,
+    MR_DTYPE_COUNT, /* above: what a weight may be made of */
+    /* Tensors of files that are no weights by themselves: codes, indices, and the like. */
+    MR_DTYPE_F8_E4M3 = MR_DTYPE_COUNT,
+    MR_DTYPE_I8, /* also of the KV cache: kv_layout.h */
+    MR_DTYPE_U8,
+    MR_DTYPE_BOOL,
+    MR_DTYPE_I16,
+    MR_DTYPE_I32,
+    MR_DTYPE_I64,
+    MR_DTYPE_F64,
+    MR_DTYPE_STORED_COUNT,
 } mr_dtype;
 
-/* All of them, for messages. */
+/* What a weight may be made of, for messages. */
 #define MR_DTYPE_NAMES                                                                             \
     "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q2_K, Q3_K, Q4_K, Q5_K, Q6_K, IQ4_NL or IQ4_XS"
 
@@ -41,14 +51,15 @@ typedef struct mr_dtype_info {
     uint32_t block_bytes;
 } mr_dtype_info;
 
-/* Static record. `dtype` must be below MR_DTYPE_COUNT. */
+/* Static record. `dtype` must be below MR_DTYPE_STORED_COUNT. */
 const mr_dtype_info *mr_dtype_info_get(mr_dtype dtype);
 
 /* Bytes of a row of `elements`; false if they are not a whole number of blocks or overflow. */
 bool mr_dtype_row_bytes(mr_dtype dtype, uint64_t elements, uint64_t *out);
 
-/* Dequantises `elements` (a multiple of the block) in float32: the reference that every kernel is
- * held to. An infinite or NaN scale gives what IEEE 754 says. `src` needs no alignment. */
+/* Dequantises `elements` (a multiple of the block) of a weight's type, below MR_DTYPE_COUNT, in
+ * float32: the reference that every kernel is held to. An infinite or NaN scale gives what IEEE 754
+ * says. `src` needs no alignment. */
 void mr_dequantize(mr_dtype dtype, const void *src, float *dst, uint64_t elements);
 
 float mr_f16_to_f32(uint16_t bits);

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -26,6 +27,7 @@ void mr_plan_destroy(mr_plan *plan)
     }
     for (uint32_t i = 0; i < plan->n_ropes; i++) {
         free((void *)(uintptr_t)plan->ropes[i].inv_freq);
+        free((void *)(uintptr_t)plan->ropes[i].long_inv_freq);
     }
     free(plan->buffers);
     free(plan->weights);
@@ -77,19 +79,31 @@ mr_status mr_plan_add_weight(mr_plan *plan, const mr_plan_weight *weight, mr_wei
     return MR_OK;
 }
 
+/* NULL for NULL, and when memory is short. */
+static float *copy_floats(const float *from, size_t count)
+{
+    float *copy = from != NULL ? mr_calloc(count > 0 ? count : 1, sizeof(*copy)) : NULL;
+    if (copy != NULL) {
+        memcpy(copy, from, count * sizeof(*copy));
+    }
+    return copy;
+}
+
 mr_status mr_plan_add_rope(mr_plan *plan, const mr_plan_rope *rope, uint16_t *id)
 {
     void *array = plan->ropes;
     MR_TRY(grow(&array, plan->n_ropes, &plan->capacity_ropes, sizeof(*plan->ropes)));
     plan->ropes = array;
-    const size_t pairs = rope->dims / 2;
-    float *inv_freq = mr_calloc(pairs > 0 ? pairs : 1, sizeof(*inv_freq));
-    if (inv_freq == NULL) {
+    float *inv_freq = copy_floats(rope->inv_freq, rope->dims / 2);
+    float *long_inv_freq = copy_floats(rope->long_inv_freq, rope->dims / 2);
+    if (inv_freq == NULL || (rope->long_inv_freq != NULL && long_inv_freq == NULL)) {
+        free(inv_freq);
+        free(long_inv_freq);
         return MR_RESOURCE_EXHAUSTED;
     }
-    memcpy(inv_freq, rope->inv_freq, pairs * sizeof(*inv_freq));
     plan->ropes[plan->n_ropes] = *rope;
     plan->ropes[plan->n_ropes].inv_freq = inv_freq;
+    plan->ropes[plan->n_ropes].long_inv_freq = long_inv_freq;
     *id = (uint16_t)plan->n_ropes++;
     return MR_OK;
 }
@@ -118,14 +132,27 @@ mr_status mr_plan_set_kv(mr_plan *plan, uint32_t layers, uint32_t heads, uint32_
     return MR_OK;
 }
 
+void mr_rope_dynamic(const mr_plan_rope *rope, uint32_t length, float *inv_freq)
+{
+    const double dims = rope->dims;
+    double base = rope->theta;
+    if (length > rope->original && rope->dims > 2) {
+        const double stretch = rope->factor * length / rope->original - (rope->factor - 1.0);
+        base *= pow(stretch, dims / (dims - 2.0));
+    }
+    for (uint32_t i = 0; i < rope->dims / 2; i++) {
+        inv_freq[i] = (float)pow(base, -2.0 * i / dims);
+    }
+}
+
 const char *mr_op_name(mr_op_kind kind)
 {
     static const char *const names[] = {
-        [MR_OP_EMBED] = "embed",           [MR_OP_NORM] = "norm",
-        [MR_OP_LINEAR] = "linear",         [MR_OP_ROPE_KV] = "rope_kv",
-        [MR_OP_ATTENTION] = "attention",   [MR_OP_GATED] = "gated",
-        [MR_OP_ALL_REDUCE] = "all_reduce", [MR_OP_GATHER] = "gather",
-        [MR_OP_SAMPLE] = "sample",
+        [MR_OP_EMBED] = "embed",         [MR_OP_NORM] = "norm",
+        [MR_OP_LINEAR] = "linear",       [MR_OP_ROPE_KV] = "rope_kv",
+        [MR_OP_ATTENTION] = "attention", [MR_OP_GATED] = "gated",
+        [MR_OP_ACTIVATE] = "activate",   [MR_OP_ALL_REDUCE] = "all_reduce",
+        [MR_OP_GATHER] = "gather",       [MR_OP_SAMPLE] = "sample",
     };
     return (unsigned)kind <= MR_OP_SAMPLE ? names[kind] : "unknown";
 }

@@ -58,21 +58,48 @@ typedef struct mr_plan_weight {
     uint64_t bytes;
     mr_shard shard;
     uint32_t shard_unit; /* rows or columns that stay together (head width, quantisation group) */
+    /* There is no data: the backend makes the elements itself, straight into its own layout.
+     * Element i is random_mean + normal(0, MR_RANDOM_DEVIATION), as kernels/random_weight.h says
+     * for this seed and stream. */
+    bool random;
+    uint64_t random_seed;
+    uint32_t random_stream; /* another for each weight */
+    float random_mean;
 } mr_plan_weight;
 
+#define MR_RANDOM_DEVIATION 0.02
+
 /* Rotary position tables: angle of pair i at position p is p · inv_freq[i]; sine and cosine are
- * multiplied by attention_factor. */
+ * multiplied by attention_factor. In some the frequencies follow the length of the sequence: of
+ * its prompt, in millrace (batch.h, rope_length), so that what a sequence computes does not depend
+ * on how its steps were cut. */
 typedef enum mr_rope_pairing {
     MR_ROPE_INTERLEAVED, /* pairs (2i, 2i + 1): GGUF llama */
-    MR_ROPE_HALVES,      /* pairs (i, i + D/2): Hugging Face */
+    MR_ROPE_HALVES,      /* pairs (i, i + dims/2): Hugging Face */
 } mr_rope_pairing;
+
+typedef enum mr_rope_rule {
+    MR_ROPE_FIXED,   /* inv_freq, always */
+    MR_ROPE_DYNAMIC, /* above `original` tokens inv_freq of another base: mr_rope_dynamic */
+    MR_ROPE_TWO,     /* above `original` tokens long_inv_freq */
+} mr_rope_rule;
 
 typedef struct mr_plan_rope {
     mr_rope_pairing pairing;
     uint32_t dims;         /* rotated elements a head, even, at most D; the rest pass through */
     const float *inv_freq; /* [dims / 2]; owned by the plan */
     float attention_factor;
+    mr_rope_rule rule;
+    uint32_t original;          /* tokens; of DYNAMIC and TWO */
+    double theta;               /* DYNAMIC: the base of inv_freq */
+    double factor;              /* DYNAMIC: of the context */
+    const float *long_inv_freq; /* TWO: [dims / 2]; owned by the plan */
 } mr_plan_rope;
+
+/* The frequencies of a sequence of `length` tokens under DYNAMIC: inv_freq[dims / 2] of the base
+ * theta · (factor · length / original − (factor − 1))^(dims / (dims − 2)), at or below `original`
+ * tokens of theta itself. */
+void mr_rope_dynamic(const mr_plan_rope *rope, uint32_t length, float *inv_freq);
 
 typedef struct mr_plan_kv {
     uint32_t layers;
@@ -83,12 +110,14 @@ typedef struct mr_plan_kv {
 } mr_plan_kv;
 
 typedef enum mr_op_kind {
-    MR_OP_EMBED,  /* out[t] = scale · table[token[t]] */
+    MR_OP_EMBED,  /* out[t] = scale · table[token[t]] (+ positions[position[t] + offset]) */
     MR_OP_NORM,   /* stream += in (if in); out = norm(stream) · gain (+ bias) */
     MR_OP_LINEAR, /* out[:, part offset ...] = in · Wᵀ (+ bias), up to three parts side by side */
-    MR_OP_ROPE_KV,    /* rotate q and k in place, write k and v into the KV cache at slot[t] */
+    MR_OP_ROPE_KV,    /* norm (if gains) and rotate q and k in place, write k and v into the KV
+                         cache at slot[t] */
     MR_OP_ATTENTION,  /* out = softmax(scale · q·Kᵀ, causal, window, soft cap) · V, paged */
     MR_OP_GATED,      /* in = [gate | up]: out = act(gate) · up */
+    MR_OP_ACTIVATE,   /* out = act(in) */
     MR_OP_ALL_REDUCE, /* sum over ranks; identity at one rank */
     MR_OP_GATHER,     /* out[r] = in[logit_rows[r]] : T rows → R rows */
     MR_OP_SAMPLE,     /* draw or score each row of in, as row_params[r] says */
@@ -110,6 +139,9 @@ typedef struct mr_op_embed {
     mr_weight_id table; /* [V][width of out] */
     mr_buffer_id out;
     float scale;
+    bool learned_positions; /* the two below count */
+    mr_weight_id positions; /* [offset + longest sequence][width] */
+    uint32_t offset;        /* row of position 0 */
 } mr_op_embed;
 
 typedef struct mr_op_norm {
@@ -134,9 +166,13 @@ typedef struct mr_op_linear {
 /* The buffer qkv of rope_kv and attention: a row is [H·D query | G·D key | G·D value]. */
 typedef struct mr_op_rope_kv {
     mr_buffer_id qkv;
-    uint32_t layer; /* of the KV cache */
-    uint32_t heads; /* H */
-    uint16_t rope;  /* index of the table; UINT16_MAX: no rotation */
+    uint32_t layer;      /* of the KV cache */
+    uint32_t heads;      /* H */
+    uint16_t rope;       /* index of the table; UINT16_MAX: no rotation */
+    bool head_norms;     /* an RMS norm of each query and key head before rotation, with: */
+    mr_weight_id q_gain; /* [1][D] */
+    mr_weight_id k_gain; /* [1][D] */
+    float epsilon;
 } mr_op_rope_kv;
 
 typedef struct mr_op_attention {
@@ -155,6 +191,13 @@ typedef struct mr_op_gated {
     mr_activation activation;
 } mr_op_gated;
 
+/* In and out have the same width. */
+typedef struct mr_op_activate {
+    mr_buffer_id in;
+    mr_buffer_id out;
+    mr_activation activation;
+} mr_op_activate;
+
 typedef struct mr_op_unary {
     mr_buffer_id in;
     mr_buffer_id out; /* gather: rows R; all_reduce: equals in; sample: MR_NO_BUFFER */
@@ -171,6 +214,7 @@ typedef struct mr_op {
         mr_op_rope_kv rope_kv;
         mr_op_attention attention;
         mr_op_gated gated;
+        mr_op_activate activate;
         mr_op_unary unary; /* all_reduce, gather, sample */
     };
 } mr_op;
@@ -187,6 +231,10 @@ typedef struct mr_plan {
     uint32_t n_ropes;
     mr_plan_kv kv;
     uint32_t vocab_size; /* V */
+    /* upload() calls it when it has read all of a weight's data, from any of its threads; NULL:
+     * nobody wants to know. */
+    void (*release)(const void *ctx, const void *data, uint64_t bytes);
+    const void *release_ctx;
     uint32_t capacity_buffers, capacity_weights, capacity_ops, capacity_ropes;
 } mr_plan;
 

@@ -3,6 +3,7 @@
 #include "kernels/plan.h"
 
 #include "base/checked.h"
+#include "kernels/random_weight.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -104,6 +105,15 @@ static mr_status check_embed(checker *c, const mr_op_embed *op)
     if (!isfinite(op->scale)) {
         return OP_FAULT(c, "scale is not finite");
     }
+    if (!op->learned_positions) {
+        return MR_OK;
+    }
+    const uint32_t rows =
+        op->positions < c->plan->n_weights ? c->plan->weights[op->positions].n : 0;
+    MR_TRY(check_weight(c, "positions", op->positions, rows, buffer_of(c, op->out)->width));
+    if (op->offset >= rows) {
+        return OP_FAULT(c, "position 0 is row %u of a table of %u", op->offset, rows);
+    }
     return MR_OK;
 }
 
@@ -182,6 +192,13 @@ static mr_status check_rope_kv(checker *c, const mr_op_rope_kv *op)
         return OP_FAULT(c, "rope table %u does not exist; the plan has %u", op->rope,
                         c->plan->n_ropes);
     }
+    if (op->head_norms) {
+        MR_TRY(check_weight(c, "gain of query heads", op->q_gain, 1, c->plan->kv.head_width));
+        MR_TRY(check_weight(c, "gain of key heads", op->k_gain, 1, c->plan->kv.head_width));
+    }
+    if (!isfinite(op->epsilon) || op->epsilon < 0.0f) {
+        return OP_FAULT(c, "epsilon must be finite and not negative");
+    }
     c->kv_written[op->layer] = true;
     return MR_OK;
 }
@@ -209,6 +226,19 @@ static mr_status check_gated(checker *c, const mr_op_gated *op)
     MR_TRY(check_distinct(c, op->in, op->out));
     MR_TRY(check_rows(c, "out", op->out, buffer_of(c, op->in)->rows));
     MR_TRY(check_width(c, "in", op->in, 2 * (uint64_t)buffer_of(c, op->out)->width));
+    if ((unsigned)op->activation > MR_ACT_RELU) {
+        return OP_FAULT(c, "activation %d is not known", (int)op->activation);
+    }
+    return MR_OK;
+}
+
+static mr_status check_activate(checker *c, const mr_op_activate *op)
+{
+    MR_TRY(check_input(c, "in", op->in));
+    MR_TRY(check_output(c, "out", op->out));
+    MR_TRY(check_distinct(c, op->in, op->out));
+    MR_TRY(check_rows(c, "out", op->out, buffer_of(c, op->in)->rows));
+    MR_TRY(check_width(c, "in", op->in, buffer_of(c, op->out)->width));
     if ((unsigned)op->activation > MR_ACT_RELU) {
         return OP_FAULT(c, "activation %d is not known", (int)op->activation);
     }
@@ -257,6 +287,8 @@ static mr_status check_op(checker *c, const mr_op *op)
         return check_attention(c, &op->attention);
     case MR_OP_GATED:
         return check_gated(c, &op->gated);
+    case MR_OP_ACTIVATE:
+        return check_activate(c, &op->activate);
     case MR_OP_ALL_REDUCE:
     case MR_OP_GATHER:
     case MR_OP_SAMPLE:
@@ -272,11 +304,12 @@ static mr_status check_weight_entry(const mr_plan *plan, uint32_t index, mr_erro
         return mr_fail(err, MR_INVALID_ARGUMENT, "plan weight %u: its name has no end", index);
     }
     if ((unsigned)weight->dtype >= MR_DTYPE_COUNT) {
-        return mr_fail(err, MR_INVALID_ARGUMENT, "plan weight \"%s\": type %d is not known",
+        return mr_fail(err, MR_INVALID_ARGUMENT, "plan weight \"%s\": type %d is none of weights",
                        weight->name, (int)weight->dtype);
     }
     uint64_t bytes = 0;
-    if (weight->n == 0 || weight->k == 0 || weight->data == NULL ||
+    const bool made = weight->random && mr_random_weight_has(weight->dtype);
+    if (weight->n == 0 || weight->k == 0 || (weight->data == NULL && !made) ||
         !mr_dtype_row_bytes(weight->dtype, weight->k, &bytes) ||
         !mr_mul_u64(bytes, weight->n, &bytes)) {
         return mr_fail(err, MR_INVALID_ARGUMENT,
@@ -333,9 +366,20 @@ static mr_status check_rope(const mr_plan *plan, uint32_t index, mr_error *err)
                        "on is needed, with its frequencies",
                        index, rope->dims, plan->kv.head_width);
     }
+    const bool two = rope->rule == MR_ROPE_TWO;
+    const bool dynamic = rope->rule == MR_ROPE_DYNAMIC;
+    bool good = rope->rule == MR_ROPE_FIXED || two || dynamic;
+    good = good && (!dynamic || (rope->theta > 0.0 && isfinite(rope->theta) &&
+                                 rope->factor >= 1.0 && isfinite(rope->factor)));
+    if (!good || (two && rope->long_inv_freq == NULL) || ((two || dynamic) && !rope->original)) {
+        return mr_fail(err, MR_INVALID_ARGUMENT,
+                       "plan rope %u: rule %d lacks a length, a factor or frequencies", index,
+                       (int)rope->rule);
+    }
     bool finite = isfinite(rope->attention_factor);
     for (uint32_t i = 0; i < rope->dims / 2; i++) {
-        finite = finite && isfinite(rope->inv_freq[i]);
+        finite =
+            finite && isfinite(rope->inv_freq[i]) && (!two || isfinite(rope->long_inv_freq[i]));
     }
     if (!finite) {
         return mr_fail(err, MR_INVALID_ARGUMENT,

@@ -85,10 +85,7 @@ void mr_quant_unpack(mr_dtype dtype, const uint8_t *block, mr_quant_group *group
     case MR_DTYPE_IQ4_XS:
         mr_quant_unpack_iq4_xs(block, groups);
         break;
-    case MR_DTYPE_F32:
-    case MR_DTYPE_F16:
-    case MR_DTYPE_BF16:
-    case MR_DTYPE_COUNT:
+    default:
         MR_CHECK(false);
         break;
     }

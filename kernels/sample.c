@@ -63,18 +63,40 @@ void mr_sampler_destroy(mr_sampler *sampler)
     free(sampler);
 }
 
-/* The largest value and its lowest id; false for a NaN, or a largest value that is not finite. */
+/* The largest value and its lowest id; false for a NaN, or a largest value that is not finite.
+ * Several maxima side by side, so that compilers make vectors of them. */
 static bool find_max(const float *values, uint32_t n, cut *max)
 {
-    *max = (cut){.value = -INFINITY, .id = 0};
-    bool nan = false;
-    for (uint32_t v = 0; v < n; v++) {
-        nan = nan || isnan(values[v]);
-        if (values[v] > max->value) {
-            *max = (cut){.value = values[v], .id = v};
+    enum { LANES = 16 };
+    float top[LANES];
+    uint32_t nans[LANES] = {0};
+    for (uint32_t i = 0; i < LANES; i++) {
+        top[i] = -INFINITY;
+    }
+    uint32_t v = 0;
+    for (; v + LANES <= n; v += LANES) {
+        for (uint32_t i = 0; i < LANES; i++) {
+            const float value = values[v + i];
+            top[i] = value > top[i] ? value : top[i];
+            nans[i] |= value != value;
         }
     }
-    return !nan && isfinite(max->value);
+    for (; v < n; v++) {
+        top[0] = values[v] > top[0] ? values[v] : top[0];
+        nans[0] |= isnan(values[v]);
+    }
+    for (uint32_t i = 1; i < LANES; i++) {
+        top[0] = top[i] > top[0] ? top[i] : top[0];
+        nans[0] |= nans[i];
+    }
+    *max = (cut){.value = top[0], .id = 0};
+    if (nans[0] != 0 || !isfinite(top[0])) {
+        return false;
+    }
+    while (values[max->id] != top[0]) {
+        max->id++;
+    }
+    return true;
 }
 
 static inline bool before(cut a, cut b)
@@ -102,11 +124,17 @@ static void add_bias(float *logits, uint32_t n, const mr_sample_row *row)
     }
 }
 
+static bool has_penalties(const mr_sample_row *row)
+{
+    const mr_row_params *p = row->params;
+    return row->history != NULL && (p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f ||
+                                    p->frequency_penalty != 0.0f);
+}
+
 static void penalise(mr_sampler *sampler, const mr_sample_row *row)
 {
     const mr_row_params *p = row->params;
-    if (row->history == NULL || (p->repetition_penalty == 1.0f && p->presence_penalty == 0.0f &&
-                                 p->frequency_penalty == 0.0f)) {
+    if (!has_penalties(row)) {
         return;
     }
     for (uint32_t i = 0; i < p->history_len; i++) {
@@ -303,6 +331,14 @@ static void report(const distribution *d, const mr_row_params *p, mr_sample_resu
     out->n_top = (uint8_t)found;
 }
 
+/* Whether the largest raw logit is all there is to know. */
+static bool is_plain_greedy(const mr_sample_row *row)
+{
+    const mr_row_params *p = row->params;
+    return !(p->temperature > 0.0f) && p->target == MR_NO_TARGET && p->bias_count == 0 &&
+           !has_penalties(row) && !p->want_logprob && p->n_top == 0;
+}
+
 void mr_sample(mr_sampler *sampler, const mr_sample_row *row, mr_sample_result *out)
 {
     const mr_row_params *p = row->params;
@@ -312,6 +348,10 @@ void mr_sample(mr_sampler *sampler, const mr_sample_row *row, mr_sample_result *
     cut max;
     *out = (mr_sample_result){.corrupt = true};
     if (!find_max(row->logits, n, &raw_max)) {
+        return;
+    }
+    if (is_plain_greedy(row)) {
+        *out = (mr_sample_result){.token = raw_max.id};
         return;
     }
     memcpy(s, row->logits, n * sizeof(*s));

@@ -2,73 +2,106 @@
 #include "model/added_tokens.h"
 
 #include "base/checked.h"
+#include "model/unicode_form.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 #define NONE UINT32_MAX
 
-static bool is_added(uint8_t kind)
-{
-    return kind == MR_TOKEN_SPECIAL || kind == MR_TOKEN_ADDED;
-}
-
 static uint64_t edge_key(uint32_t node, uint8_t byte)
 {
     return (uint64_t)node << 8 | byte;
 }
 
-static mr_status insert(mr_added_tokens *added, mr_bytes text, uint32_t id)
+/* Makes room for `more` nodes. */
+static mr_status reserve_nodes(mr_added_tokens *added, size_t more)
 {
-    uint32_t node = 0;
-    for (size_t i = 0; i < text.size; i++) {
-        const uint64_t key = edge_key(node, text.data[i]);
-        if (!mr_u64_map_get(added->edges, key, &node)) {
-            node = added->n_nodes++;
-            MR_TRY(mr_u64_map_put(added->edges, key, node));
-        }
+    uint64_t nodes = 0;
+    if (!mr_add_u64(added->n_nodes, more, &nodes) || nodes >= NONE) {
+        return MR_RESOURCE_EXHAUSTED;
     }
-    added->ids[node] = id;
-    added->starts[text.data[0]] = true;
+    uint32_t *tokens = mr_reallocarray(added->tokens, nodes, sizeof(*tokens));
+    if (tokens == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    added->tokens = tokens;
     return MR_OK;
 }
 
-mr_status mr_added_tokens_init(mr_added_tokens *added, const mr_tokenizer_spec *spec, mr_error *err)
+static mr_status insert(mr_added_tokens *added, const uint8_t *text, size_t bytes,
+                        const mr_added_token *item)
 {
-    *added = (mr_added_tokens){.n_nodes = 1};
-    uint64_t nodes = 1; /* at most one a byte, and the root */
-    for (uint32_t id = 0; id < spec->n_tokens; id++) {
-        if (is_added(spec->kinds[id]) && !mr_add_u64(nodes, spec->tokens[id].size, &nodes)) {
-            nodes = UINT64_MAX;
+    MR_TRY(reserve_nodes(added, bytes));
+    uint32_t node = 0;
+    for (size_t i = 0; i < bytes; i++) {
+        const uint64_t key = edge_key(node, text[i]);
+        if (!mr_u64_map_get(added->edges, key, &node)) {
+            node = added->n_nodes++;
+            added->tokens[node] = NONE;
+            MR_TRY(mr_u64_map_put(added->edges, key, node));
         }
     }
-    mr_status status = MR_RESOURCE_EXHAUSTED;
-    if (nodes >= NONE || (added->ids = mr_calloc(nodes, sizeof(*added->ids))) == NULL) {
-        goto cleanup;
+    added->tokens[node] = added->n_flags;
+    added->flags[added->n_flags++] = (mr_added_flags){.id = item->id,
+                                                      .lstrip = item->lstrip,
+                                                      .rstrip = item->rstrip,
+                                                      .single_word = item->single_word};
+    added->starts[text[0]] = true;
+    return MR_OK;
+}
+
+static mr_status insert_all(mr_added_tokens *added, const mr_added_token *items, uint32_t count,
+                            bool normalized, const mr_text_steps *steps)
+{
+    added->flags = mr_calloc((size_t)count + 1, sizeof(*added->flags));
+    if (added->flags == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
     }
-    memset(added->ids, 0xFF, nodes * sizeof(*added->ids));
-    MR_TRY_CLEANUP(status, mr_u64_map_create(nodes, &added->edges));
-    for (uint32_t id = 0; id < spec->n_tokens; id++) {
-        if (is_added(spec->kinds[id]) && spec->tokens[id].size > 0) {
-            MR_TRY_CLEANUP(status, insert(added, spec->tokens[id], id));
+    MR_TRY(mr_u64_map_create(count, &added->edges));
+    MR_TRY(reserve_nodes(added, 1));
+    added->tokens[added->n_nodes++] = NONE;
+    mr_text_work work = {0};
+    mr_status status = MR_OK;
+    for (uint32_t i = 0; i < count && status == MR_OK; i++) {
+        if (items[i].normalized != normalized) {
+            continue;
         }
+        status = mr_text_work_set(&work, items[i].text.data, items[i].text.size);
+        if (status == MR_OK && steps != NULL) {
+            status = mr_text_steps_run(steps, true, &work);
+        }
+        if (status == MR_OK && work.text.size > 0) {
+            status = insert(added, work.text.data, work.text.size, &items[i]);
+        }
+    }
+    mr_text_work_deinit(&work);
+    return status;
+}
+
+mr_status mr_added_tokens_init(mr_added_tokens *added, const mr_added_token *items, uint32_t count,
+                               bool normalized, const mr_text_steps *steps, mr_error *err)
+{
+    *added = (mr_added_tokens){0};
+    const mr_status status = insert_all(added, items, count, normalized, steps);
+    if (status != MR_OK) {
+        mr_added_tokens_deinit(added);
+        return mr_fail(err, status, "no memory for the added tokens");
     }
     return MR_OK;
-cleanup:
-    mr_added_tokens_deinit(added);
-    return mr_fail(err, status, "no memory for the added tokens");
 }
 
 void mr_added_tokens_deinit(mr_added_tokens *added)
 {
     mr_u64_map_destroy(added->edges);
-    free(added->ids);
+    free(added->tokens);
+    free(added->flags);
     *added = (mr_added_tokens){0};
 }
 
 /* End of the longest token that begins at `begin`, `begin` if none does. */
 static size_t longest_at(const mr_added_tokens *added, const uint8_t *text, size_t begin,
-                         size_t end, uint32_t *id)
+                         size_t end, uint32_t *token)
 {
     size_t found = begin;
     uint32_t node = 0;
@@ -76,27 +109,85 @@ static size_t longest_at(const mr_added_tokens *added, const uint8_t *text, size
         if (!mr_u64_map_get(added->edges, edge_key(node, text[at]), &node)) {
             break;
         }
-        if (added->ids[node] != NONE) {
+        if (added->tokens[node] != NONE) {
             found = at + 1;
-            *id = added->ids[node];
+            *token = added->tokens[node];
         }
     }
     return found;
 }
 
-bool mr_added_tokens_find(const mr_added_tokens *added, const uint8_t *text, size_t begin,
-                          size_t end, mr_added_match *match)
+/* --- Neighbours ----------------------------------------------------------------------------- */
+
+/* Where the character that ends at `end` begins. */
+static size_t character_before(const uint8_t *text, size_t end)
 {
-    for (size_t at = begin; at < end; at++) {
-        if (!added->starts[text[at]]) {
+    size_t at = end - 1;
+    while (at > 0 && (text[at] & 0xC0) == 0x80) {
+        at--;
+    }
+    return at;
+}
+
+static bool stands_alone(const mr_added_scope *scope, size_t begin, size_t end)
+{
+    size_t after;
+    if (begin > 0 && mr_unicode_is_word(mr_unicode_read(
+                         scope->text, character_before(scope->text, begin), &after))) {
+        return false;
+    }
+    return end == scope->bytes || !mr_unicode_is_word(mr_unicode_read(scope->text, end, &after));
+}
+
+static size_t skip_space_before(const mr_added_scope *scope, size_t begin)
+{
+    while (begin > scope->taken) {
+        size_t after;
+        const size_t at = character_before(scope->text, begin);
+        if (!mr_unicode_is_space(mr_unicode_read(scope->text, at, &after))) {
+            break;
+        }
+        begin = at;
+    }
+    return begin;
+}
+
+static size_t skip_space_behind(const mr_added_scope *scope, size_t end)
+{
+    while (end < scope->bytes) {
+        size_t after;
+        if (!mr_unicode_is_space(mr_unicode_read(scope->text, end, &after))) {
+            break;
+        }
+        end = after;
+    }
+    return end;
+}
+
+bool mr_added_tokens_find(const mr_added_tokens *added, const mr_added_scope *scope,
+                          mr_added_match *match)
+{
+    uint32_t token = NONE;
+    for (size_t at = scope->begin; at < scope->end;) {
+        const size_t end = added->starts[scope->text[at]]
+                               ? longest_at(added, scope->text, at, scope->end, &token)
+                               : at;
+        if (end == at) {
+            at++;
             continue;
         }
-        const size_t found = longest_at(added, text, at, end, &match->id);
-        if (found > at) {
-            match->begin = at;
-            match->end = found;
-            return true;
+        const mr_added_flags *flags = &added->flags[token];
+        if (flags->single_word && !stands_alone(scope, at, end)) {
+            at = end; /* it is passed over as a whole */
+            continue;
         }
+        *match = (mr_added_match){
+            .begin = flags->lstrip ? skip_space_before(scope, at) : at,
+            .end = flags->rstrip ? skip_space_behind(scope, end) : end,
+            .next = end,
+            .id = flags->id,
+        };
+        return true;
     }
     return false;
 }

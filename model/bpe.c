@@ -10,248 +10,207 @@
 #include "model/bpe.h"
 
 #include "base/checked.h"
-#include "base/hash_map.h"
+#include "model/bpe_tables.h"
+#include "model/unicode_form.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define NONE        UINT32_MAX
+#define NONE        MR_BPE_NONE
 #define SHORT_PIECE 48u /* bytes; up to here the scan is faster than the heap */
-
-struct mr_bpe {
-    uint32_t byte_ids[256];
-    mr_u64_map *ranks;    /* pair_key → index of its merge, which is its rank */
-    uint32_t *results;    /* owns, [n_merges] */
-    mr_string_map *whole; /* raw bytes → id */
-};
-
-static uint64_t pair_key(uint32_t left, uint32_t right)
-{
-    return (uint64_t)left << 32 | right;
-}
 
 static uint32_t pair_rank(const mr_bpe *bpe, uint32_t left, uint32_t right)
 {
     uint32_t rank = NONE;
-    return mr_u64_map_get(bpe->ranks, pair_key(left, right), &rank) ? rank : NONE;
+    return mr_u64_map_get(bpe->ranks, mr_bpe_pair_key(left, right), &rank) ? rank : NONE;
 }
 
-/* --- The alphabet ------------------------------------------------------------------------- */
+/* --- Making one ----------------------------------------------------------------------------- */
 
-static bool is_printable(uint32_t byte)
+/* Whether the token may stand in a piece. */
+static bool fits_piece(const mr_bpe *bpe, const mr_tokenizer_spec *spec, uint32_t id)
 {
-    return (byte >= 0x21 && byte <= 0x7E) || (byte >= 0xA1 && byte != 0xAD);
+    size_t bytes = spec->tokens[id].size;
+    return spec->kinds[id] == MR_TOKEN_NORMAL && bytes > 0 &&
+           (!bpe->byte_level || mr_bpe_alphabet_decode(spec->tokens[id], NULL, &bytes));
 }
 
-/* The byte that a character stands for, -1 if none. Printable Latin-1 stands for itself; the other
- * bytes, in order, are the characters from U+0100 on. */
-static int alphabet_byte(uint32_t character)
+/* Whether the piece that a token stands for becomes just that token. */
+static mr_status is_whole(const mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_bytes piece,
+                          uint32_t id, mr_bpe_scratch *scratch, mr_ids *ids, bool *whole)
 {
-    if (character < 0x100) {
-        return is_printable(character) ? (int)character : -1;
-    }
-    uint32_t left = character - 0x100;
-    for (uint32_t byte = 0; byte < 0x100; byte++) {
-        if (!is_printable(byte) && left-- == 0) {
-            return (int)byte;
-        }
-    }
-    return -1;
-}
-
-bool mr_bpe_alphabet_decode(mr_bytes text, uint8_t *out, size_t *bytes)
-{
-    size_t count = 0;
-    for (size_t at = 0; at < text.size; count++) {
-        uint32_t character = text.data[at++];
-        if (character >= 0x80) {
-            /* The whole alphabet lies below U+0800: two bytes a character. */
-            if ((character & 0xE0) != 0xC0 || at == text.size || (text.data[at] & 0xC0) != 0x80) {
-                return false;
-            }
-            character = (character & 0x1F) << 6 | (text.data[at++] & 0x3Fu);
-        }
-        const int byte = alphabet_byte(character);
-        if (byte < 0) {
-            return false;
-        }
-        if (out != NULL) {
-            out[count] = (uint8_t)byte;
-        }
-    }
-    *bytes = count;
-    return true;
-}
-
-/* --- Tables ------------------------------------------------------------------------------- */
-
-/* Text → id of every token that is in use. */
-static mr_status index_tokens(const mr_tokenizer_spec *spec, mr_string_map *index, mr_error *err)
-{
-    for (uint32_t id = 0; id < spec->n_tokens; id++) {
-        if (spec->kinds[id] == MR_TOKEN_UNUSED) {
-            continue;
-        }
-        const mr_bytes text = spec->tokens[id];
-        const mr_status status = mr_string_map_put(index, text.data, text.size, id);
-        if (status == MR_ALREADY_EXISTS) {
-            uint32_t first = 0;
-            (void)mr_string_map_get(index, text.data, text.size, &first);
-            return mr_fail(err, MR_INVALID_ARGUMENT,
-                           "tokens %u and %u have the same text: the vocabulary is damaged", first,
-                           id);
-        }
-        if (status != MR_OK) {
-            return mr_fail(err, status, "no memory for the vocabulary");
-        }
-    }
-    return MR_OK;
-}
-
-static mr_status index_bytes(mr_bpe *bpe, const mr_string_map *index, mr_error *err)
-{
-    bool any = false;
-    memset(bpe->byte_ids, 0xFF, sizeof(bpe->byte_ids));
-    for (uint32_t character = 0; character < 0x144; character++) {
-        const int byte = alphabet_byte(character);
-        const uint8_t wide[2] = {(uint8_t)(0xC0 | character >> 6),
-                                 (uint8_t)(0x80 | (character & 0x3F))};
-        const uint8_t narrow = (uint8_t)character;
-        const bool is_narrow = character < 0x80;
-        uint32_t id = NONE;
-        if (byte >= 0 &&
-            mr_string_map_get(index, is_narrow ? &narrow : wide, is_narrow ? 1 : 2, &id)) {
-            bpe->byte_ids[byte] = id;
-            any = true;
-        }
-    }
-    if (!any) {
-        return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "no token is a single byte of the byte-level alphabet: this is not a "
-                       "byte-level BPE vocabulary");
-    }
-    return MR_OK;
-}
-
-/* Splits "left right" and finds the three ids. False when the text has no such form or the tokens
- * do not exist. */
-static bool read_merge(const mr_string_map *index, mr_bytes merge, uint8_t *joined, uint32_t ids[3])
-{
-    const uint8_t *space = merge.size > 0 ? memchr(merge.data, ' ', merge.size) : NULL;
-    if (space == NULL) {
-        return false;
-    }
-    const size_t left = (size_t)(space - merge.data);
-    const size_t right = merge.size - left - 1;
-    memcpy(joined, merge.data, left);
-    memcpy(joined + left, space + 1, right);
-    return left > 0 && right > 0 && mr_string_map_get(index, merge.data, left, &ids[0]) &&
-           mr_string_map_get(index, space + 1, right, &ids[1]) &&
-           mr_string_map_get(index, joined, left + right, &ids[2]);
-}
-
-static mr_status index_merge(mr_bpe *bpe, const mr_tokenizer_spec *spec, uint32_t rank,
-                             const mr_string_map *index, mr_error *err)
-{
-    const mr_bytes merge = spec->merges[rank];
-    uint8_t *joined = malloc(merge.size + 1);
-    if (joined == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the merges");
-    }
-    uint32_t ids[3] = {NONE, NONE, NONE};
-    const bool good = read_merge(index, merge, joined, ids);
-    free(joined);
-    if (!good) {
-        const int shown = merge.size < 80 ? (int)merge.size : 80;
-        return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "merge %u (\"%.*s\") does not join two tokens into a third: the vocabulary "
-                       "and the merges do not belong together",
-                       rank, shown, (const char *)merge.data);
-    }
-    bpe->results[rank] = ids[2];
-    if (spec->kinds[ids[2]] == MR_TOKEN_SPECIAL) {
+    *whole = spec->whole_tokens;
+    if (*whole) {
         return MR_OK;
     }
-    const mr_status status = mr_u64_map_put(bpe->ranks, pair_key(ids[0], ids[1]), rank);
-    if (status != MR_OK && status != MR_ALREADY_EXISTS) {
-        return mr_fail(err, status, "no memory for the merges");
-    }
+    ids->count = 0;
+    MR_TRY(mr_bpe_encode(bpe, piece, scratch, ids));
+    *whole = ids->count == 1 && ids->data[0] == id;
     return MR_OK;
 }
 
-/* Fills `whole` with the NORMAL tokens that their own bytes merge to, or with all of them. */
-static mr_status index_whole(mr_bpe *bpe, const mr_tokenizer_spec *spec, const mr_bytes *raw,
-                             bool all, mr_error *err)
+/* Fills `whole`; in it are the NORMAL tokens that their own text merges to, or all of them. The
+ * keys are the tokens as bytes, or copies of their texts. */
+static mr_status fill_whole(mr_bpe *bpe, const mr_tokenizer_spec *spec, const mr_bytes *raw,
+                            mr_string_map *whole)
 {
     mr_status status = MR_OK;
     mr_ids ids = {0};
     mr_bpe_scratch scratch = {0};
-    mr_string_map *whole = NULL;
-    MR_TRY_CLEANUP(status, mr_string_map_create(spec->n_tokens, &whole));
-    for (uint32_t id = 0; id < spec->n_tokens; id++) {
-        size_t bytes = 0;
-        if (spec->kinds[id] != MR_TOKEN_NORMAL ||
-            !mr_bpe_alphabet_decode(spec->tokens[id], NULL, &bytes) || bytes == 0) {
+    uint8_t *next = bpe->texts;
+    for (uint32_t id = 0; id < spec->n_tokens && status == MR_OK; id++) {
+        mr_bytes piece = bpe->byte_level ? raw[id] : spec->tokens[id];
+        bool found = false;
+        if (fits_piece(bpe, spec, id)) {
+            status = is_whole(bpe, spec, piece, id, &scratch, &ids, &found);
+        }
+        if (!found) {
             continue;
         }
-        ids.count = 0;
-        if (!all) {
-            MR_TRY_CLEANUP(status, mr_bpe_encode(bpe, raw[id], &scratch, &ids));
+        if (!bpe->byte_level) {
+            memcpy(next, piece.data, piece.size);
+            piece.data = next;
+            next += piece.size;
         }
-        if (all || (ids.count == 1 && ids.data[0] == id)) {
-            status = mr_string_map_put(whole, raw[id].data, raw[id].size, id);
-            if (status != MR_OK && status != MR_ALREADY_EXISTS) {
-                goto cleanup;
-            }
-        }
+        status = mr_string_map_put(whole, piece.data, piece.size, id);
+        status = status == MR_ALREADY_EXISTS ? MR_OK : status;
     }
-    bpe->whole = whole;
-    whole = NULL;
-    status = MR_OK;
-cleanup:
-    mr_string_map_destroy(whole);
     mr_bpe_scratch_deinit(&scratch);
     mr_ids_deinit(&ids);
+    return status;
+}
+
+static mr_status index_whole(mr_bpe *bpe, const mr_tokenizer_spec *spec, const mr_bytes *raw,
+                             mr_error *err)
+{
+    uint64_t bytes = 1;
+    bool fits = true;
+    for (uint32_t id = 0; id < spec->n_tokens && !bpe->byte_level; id++) {
+        fits = fits && mr_add_u64(bytes, spec->tokens[id].size, &bytes);
+    }
+    mr_string_map *whole = NULL;
+    bpe->texts = fits ? mr_calloc(bytes, 1) : NULL;
+    mr_status status =
+        bpe->texts != NULL ? mr_string_map_create(spec->n_tokens, &whole) : MR_RESOURCE_EXHAUSTED;
+    if (status == MR_OK) {
+        status = fill_whole(bpe, spec, raw, whole);
+    }
+    bpe->whole = whole; /* only now: filling it must not look into it */
     return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the vocabulary");
 }
 
-mr_status mr_bpe_create(const mr_tokenizer_spec *spec, const mr_bytes *raw, bool whole_tokens,
-                        mr_bpe **out, mr_error *err)
+mr_status mr_bpe_create(const mr_tokenizer_spec *spec, const mr_bytes *raw, mr_bpe **out,
+                        mr_error *err)
 {
     *out = NULL;
-    mr_status status = MR_RESOURCE_EXHAUSTED;
-    mr_string_map *index = NULL;
     mr_bpe *bpe = mr_calloc(1, sizeof(*bpe));
-    if (bpe == NULL ||
-        (bpe->results = mr_calloc((size_t)spec->n_merges + 1, sizeof(uint32_t))) == NULL ||
-        mr_u64_map_create(spec->n_merges, &bpe->ranks) != MR_OK ||
-        mr_string_map_create(spec->n_tokens, &index) != MR_OK) {
-        (void)mr_fail(err, status, "no memory for the vocabulary");
-        goto cleanup;
+    if (bpe == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the vocabulary");
     }
-    MR_TRY_CLEANUP(status, index_tokens(spec, index, err));
-    MR_TRY_CLEANUP(status, index_bytes(bpe, index, err));
-    /* From the end, because of a pair that is there twice Hugging Face keeps the later rank. */
-    for (uint32_t rank = spec->n_merges; rank-- > 0;) {
-        MR_TRY_CLEANUP(status, index_merge(bpe, spec, rank, index, err));
+    mr_status status = mr_bpe_fill(bpe, spec, err);
+    if (status == MR_OK) {
+        status = index_whole(bpe, spec, raw, err);
     }
-    MR_TRY_CLEANUP(status, index_whole(bpe, spec, raw, whole_tokens, err));
+    if (status != MR_OK) {
+        mr_bpe_destroy(bpe);
+        return status;
+    }
     *out = bpe;
-    bpe = NULL;
-cleanup:
-    mr_string_map_destroy(index);
-    mr_bpe_destroy(bpe);
-    return status;
+    return MR_OK;
 }
 
 void mr_bpe_destroy(mr_bpe *bpe)
 {
     if (bpe != NULL) {
         mr_string_map_destroy(bpe->whole);
+        mr_u64_map_destroy(bpe->characters);
         mr_u64_map_destroy(bpe->ranks);
         free(bpe->results);
+        free(bpe->texts);
         free(bpe);
     }
+}
+
+/* --- Symbols -------------------------------------------------------------------------------- */
+
+/* What is no token, on its way to become the unknown token. */
+static size_t flush_unknown(const mr_bpe *bpe, bool *pending, uint32_t *ids, size_t count)
+{
+    if (*pending) {
+        ids[count++] = bpe->unknown_id;
+        *pending = false;
+    }
+    return count;
+}
+
+static size_t add_unknown(const mr_bpe *bpe, bool *pending, uint32_t *ids, size_t count)
+{
+    if (!bpe->has_unknown) {
+        return count;
+    }
+    if (!bpe->fuse_unknown) {
+        count = flush_unknown(bpe, pending, ids, count);
+    }
+    *pending = true;
+    return count;
+}
+
+/* The tokens of all bytes; false if one has none. */
+static bool fall_back(const mr_bpe *bpe, const uint8_t *bytes, size_t count, uint32_t *ids)
+{
+    bool all = bpe->has_fallback;
+    for (size_t i = 0; i < count; i++) {
+        ids[i] = bpe->byte_ids[bytes[i]];
+        all = all && ids[i] != NONE;
+    }
+    return all;
+}
+
+static size_t read_bytes(const mr_bpe *bpe, mr_bytes piece, uint32_t *ids)
+{
+    size_t count = 0;
+    bool pending = false;
+    for (size_t i = 0; i < piece.size; i++) {
+        const uint32_t id = bpe->byte_ids[piece.data[i]];
+        if (id != NONE) {
+            count = flush_unknown(bpe, &pending, ids, count);
+            ids[count++] = id;
+        } else {
+            count = add_unknown(bpe, &pending, ids, count);
+        }
+    }
+    return flush_unknown(bpe, &pending, ids, count);
+}
+
+static size_t read_characters(const mr_bpe *bpe, mr_bytes piece, uint32_t *ids)
+{
+    size_t count = 0;
+    bool pending = false;
+    for (size_t at = 0; at < piece.size;) {
+        const size_t begin = at;
+        const int32_t character = mr_unicode_read(piece.data, at, &at);
+        uint32_t id = NONE;
+        if (character < 128) {
+            id = bpe->ascii[character];
+        } else if (!mr_u64_map_get(bpe->characters, (uint64_t)character, &id)) {
+            id = NONE;
+        }
+        if (id != NONE) {
+            count = flush_unknown(bpe, &pending, ids, count);
+            ids[count++] = id;
+        } else if (fall_back(bpe, piece.data + begin, at - begin, ids + count)) {
+            count += at - begin; /* as in Hugging Face, unknown ones before it come after it */
+        } else {
+            count = add_unknown(bpe, &pending, ids, count);
+        }
+    }
+    return flush_unknown(bpe, &pending, ids, count);
+}
+
+/* The symbols of a piece before any merge: at most piece.size ids. */
+static size_t read_symbols(const mr_bpe *bpe, mr_bytes piece, uint32_t *ids)
+{
+    return bpe->byte_level ? read_bytes(bpe, piece, ids) : read_characters(bpe, piece, ids);
 }
 
 /* --- Short pieces --------------------------------------------------------------------------- */
@@ -287,11 +246,7 @@ static size_t merge_short(const mr_bpe *bpe, uint32_t *ids, size_t count)
 static mr_status encode_short(const mr_bpe *bpe, mr_bytes piece, mr_ids *out)
 {
     uint32_t ids[SHORT_PIECE];
-    size_t count = 0;
-    for (size_t i = 0; i < piece.size; i++) {
-        ids[count] = bpe->byte_ids[piece.data[i]];
-        count += ids[count] != NONE;
-    }
+    const size_t count = read_symbols(bpe, piece, ids);
     return mr_ids_append(out, ids, merge_short(bpe, ids, count));
 }
 
@@ -406,13 +361,10 @@ static mr_status encode_long(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *
     MR_TRY(scratch_reserve(scratch, piece.size));
     uint64_t *pairs = scratch->memory;
     symbol *symbols = (symbol *)(pairs + 2 * piece.size);
-    uint32_t count = 0;
-    for (size_t i = 0; i < piece.size; i++) {
-        const uint32_t id = bpe->byte_ids[piece.data[i]];
-        if (id != NONE) {
-            symbols[count] = (symbol){.id = id, .previous = count - 1, .next = count + 1};
-            count++;
-        }
+    uint32_t *ids = (uint32_t *)pairs; /* the heap is empty until all symbols are read */
+    const uint32_t count = (uint32_t)read_symbols(bpe, piece, ids);
+    for (uint32_t i = 0; i < count; i++) {
+        symbols[i] = (symbol){.id = ids[i], .previous = i - 1, .next = i + 1};
     }
     if (count == 0) {
         return MR_OK;
@@ -428,6 +380,9 @@ static mr_status encode_long(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *
 mr_status mr_bpe_encode(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *scratch, mr_ids *out)
 {
     uint32_t id = NONE;
+    if (piece.size >= NONE) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
     if (bpe->whole != NULL && mr_string_map_get(bpe->whole, piece.data, piece.size, &id)) {
         return mr_ids_push(out, id);
     }

@@ -22,6 +22,10 @@ typedef struct mr_chat_template mr_chat_template;
  * no error here: rendering is what fails. */
 MR_MUST_USE mr_status mr_chat_template_create(mr_bytes text, mr_chat_template **out, mr_error *err);
 void mr_chat_template_destroy(mr_chat_template *tmpl);
+/* What the template's bos_token and eos_token are (copied); without a call both are empty.
+ * RESOURCE_EXHAUSTED. */
+MR_MUST_USE mr_status mr_chat_template_set_ends(mr_chat_template *tmpl, mr_bytes bos, mr_bytes eos,
+                                                mr_error *err);
 /* True iff render works for some messages. */
 bool mr_chat_template_known(const mr_chat_template *tmpl);
 

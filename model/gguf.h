@@ -95,6 +95,9 @@ MR_MUST_USE mr_status mr_gguf_read_strings(const mr_gguf *gguf, const char *key,
 /* Gives an array of integers 0 … UINT32_MAX (free with free()) and its count. */
 MR_MUST_USE mr_status mr_gguf_read_u32s(const mr_gguf *gguf, const char *key, mr_gguf_need need,
                                         uint32_t **out, uint32_t *count, mr_error *err);
+/* Gives an array of f32 (free with free()) and its count. */
+MR_MUST_USE mr_status mr_gguf_read_f32s(const mr_gguf *gguf, const char *key, mr_gguf_need need,
+                                        float **out, uint32_t *count, mr_error *err);
 
 /* Bytes of a scalar; 0 for strings and arrays. */
 size_t mr_gguf_scalar_bytes(mr_gguf_type type);

@@ -221,6 +221,16 @@ mr_status mr_gguf_read_name(const mr_gguf *gguf, const char *key, mr_gguf_need n
     return MR_OK;
 }
 
+static bool is_string(mr_gguf_type type)
+{
+    return type == MR_GGUF_STRING;
+}
+
+static bool is_f32(mr_gguf_type type)
+{
+    return type == MR_GGUF_F32;
+}
+
 /* As find, for an array short enough for 32-bit indices and of an element type that `fits`. */
 static mr_status find_array(const mr_gguf *gguf, const char *key, mr_gguf_need need,
                             bool (*fits)(mr_gguf_type), const mr_gguf_value **out, mr_error *err)
@@ -233,15 +243,13 @@ static mr_status find_array(const mr_gguf *gguf, const char *key, mr_gguf_need n
                        value->count);
     }
     if (value != NULL && (value->type != MR_GGUF_ARRAY || !fits(value->element))) {
-        return fail_type(value, fits == is_integer ? "an array of integers" : "an array of strings",
+        return fail_type(value,
+                         fits == is_integer  ? "an array of integers"
+                         : fits == is_string ? "an array of strings"
+                                             : "an array of f32",
                          err);
     }
     return MR_OK;
-}
-
-static bool is_string(mr_gguf_type type)
-{
-    return type == MR_GGUF_STRING;
 }
 
 mr_status mr_gguf_read_strings(const mr_gguf *gguf, const char *key, mr_gguf_need need,
@@ -289,6 +297,24 @@ mr_status mr_gguf_read_u32s(const mr_gguf *gguf, const char *key, mr_gguf_need n
             return status;
         }
     }
+    *out = numbers;
+    *count = (uint32_t)value->count;
+    return MR_OK;
+}
+
+mr_status mr_gguf_read_f32s(const mr_gguf *gguf, const char *key, mr_gguf_need need, float **out,
+                            uint32_t *count, mr_error *err)
+{
+    const mr_gguf_value *value;
+    MR_TRY(find_array(gguf, key, need, is_f32, &value, err));
+    if (value == NULL) {
+        return MR_OK;
+    }
+    float *numbers = mr_calloc((size_t)value->count + 1, sizeof(*numbers));
+    if (numbers == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the key '%s'", key);
+    }
+    memcpy(numbers, value->data, (size_t)value->count * sizeof(*numbers));
     *out = numbers;
     *count = (uint32_t)value->count;
     return MR_OK;

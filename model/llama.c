@@ -12,7 +12,6 @@
 #include <string.h>
 
 #define PREFIX         "llama."
-#define MAX_LAYERS     4096u
 #define MAX_HEAD_WIDTH 8192u
 #define ROPE_FREQS     "rope_freqs.weight"
 #define TOKEN_EMBD     "token_embd.weight"
@@ -129,11 +128,11 @@ static mr_status check_widths(const mr_model_config *c, mr_error *err)
 static mr_status read_shape(const mr_gguf *gguf, mr_model_config *c, mr_error *err)
 {
     MR_TRY(read_size(gguf, PREFIX "block_count", MR_GGUF_REQUIRED, &c->layers, err));
-    if (c->layers > MAX_LAYERS) {
+    if (c->layers > MR_MAX_LAYERS) {
         return mr_fail(err, MR_DATA_LOSS,
                        "block_count is %" PRIu32
                        " where at most %u are allowed; the file is corrupt",
-                       c->layers, MAX_LAYERS);
+                       c->layers, MR_MAX_LAYERS);
     }
     MR_TRY(read_size(gguf, PREFIX "embedding_length", MR_GGUF_REQUIRED, &c->width, err));
     MR_TRY(read_size(gguf, PREFIX "feed_forward_length", MR_GGUF_REQUIRED, &c->ffn_width, err));
@@ -208,7 +207,7 @@ static mr_status read_rope_scaling(const mr_gguf *gguf, mr_model_config *c, floa
 }
 
 /* Gives the factors of the rope_freqs tensor, NULL if the model has none. */
-static mr_status read_rope_factors(const mr_gguf *gguf, uint32_t pairs, float **out, mr_error *err)
+static mr_status read_rope_factors(const mr_gguf *gguf, uint32_t pairs, double **out, mr_error *err)
 {
     *out = NULL;
     const mr_tensor_table *tensors = mr_gguf_tensors(gguf);
@@ -217,11 +216,18 @@ static mr_status read_rope_factors(const mr_gguf *gguf, uint32_t pairs, float **
         return MR_OK;
     }
     MR_TRY(mr_tensor_table_require(tensors, ROPE_FREQS, 1, pairs, &tensor, err));
-    float *factors = mr_calloc(pairs, sizeof(*factors));
-    if (factors == NULL) {
+    double *factors = mr_calloc(pairs, sizeof(*factors));
+    float *stored = mr_calloc(pairs, sizeof(*stored));
+    if (factors == NULL || stored == NULL) {
+        free(factors);
+        free(stored);
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for " ROPE_FREQS);
     }
-    mr_dequantize(tensor->dtype, tensor->data, factors, pairs);
+    mr_dequantize(tensor->dtype, tensor->data, stored, pairs);
+    for (uint32_t i = 0; i < pairs; i++) {
+        factors[i] = (double)stored[i];
+    }
+    free(stored);
     *out = factors;
     return MR_OK;
 }
@@ -243,9 +249,11 @@ static mr_status read_rope(mr_gguf *gguf, mr_model_config *c, mr_error *err)
     c->rope_theta = 10000.0f;
     MR_TRY(mr_gguf_read_f32(gguf, PREFIX "rope.freq_base", MR_GGUF_OPTIONAL, &c->rope_theta, err));
 
-    mr_rope_params params = {.dims = c->rope.dims, .theta = c->rope_theta};
-    MR_TRY(read_rope_scaling(gguf, c, &params.linear_factor, err));
-    float *factors;
+    float factor;
+    mr_rope_params params = {.dims = c->rope.dims, .theta = (double)c->rope_theta};
+    MR_TRY(read_rope_scaling(gguf, c, &factor, err));
+    params.factor = (double)factor;
+    double *factors = NULL;
     MR_TRY(read_rope_factors(gguf, c->rope.dims / 2, &factors, err));
     if (factors != NULL) {
         /* Of this architecture only Llama 3.1 and its heirs have the tensor. */
@@ -265,5 +273,7 @@ mr_status mr_llama_read_gguf(mr_gguf *gguf, mr_model_config *config, mr_error *e
     MR_TRY(check_keys(gguf, err));
     MR_TRY(read_shape(gguf, config, err));
     MR_TRY(read_vocab_size(gguf, config, err));
+    config->activation = MR_ACT_SILU;
+    config->tied = mr_tensor_table_find(mr_gguf_tensors(gguf), "output.weight") == NULL;
     return read_rope(gguf, config, err);
 }

@@ -4,15 +4,11 @@
 #define MILLRACE_MODEL_LLAMA_H
 
 #include "base/status.h"
-#include "kernels/plan.h"
 #include "model/gguf.h"
 #include "model/model.h"
-#include "model/tensor_table.h"
 
 /* As mr_arch says. Metadata keys of the architecture that this build does not know are refused:
  * each could change what the network computes. */
 MR_MUST_USE mr_status mr_llama_read_gguf(mr_gguf *gguf, mr_model_config *config, mr_error *err);
-MR_MUST_USE mr_status mr_llama_plan(const mr_model_config *config, const mr_tensor_table *tensors,
-                                    mr_plan **out, mr_error *err);
 
 #endif

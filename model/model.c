@@ -7,11 +7,16 @@
 #include "base/log.h"
 #include "base/utf8.h"
 #include "model/arch.h"
+#include "model/checkpoint.h"
+#include "model/decoder_plan.h"
 #include "model/gguf.h"
 #include "model/gguf_vocab.h"
+#include "model/hf_json.h"
+#include "model/hf_text.h"
 #include "model/model_internal.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,13 +26,26 @@
 #define SHOWN_UNUSED     8u   /* names of unused tensors in the log */
 
 struct mr_model {
-    mr_file_map map; /* empty when the file is the caller's memory */
-    mr_gguf *gguf;
+    mr_file_map map;           /* empty when the file is the caller's memory */
+    mr_gguf *gguf;             /* a GGUF file, or */
+    mr_checkpoint *checkpoint; /* a directory with weights, or neither */
     const mr_arch *arch;
     mr_model_config config;
+    bool random; /* weights are made of random_seed, of random_dtype */
+    uint64_t random_seed;
+    mr_dtype random_dtype;
     mr_tokenizer *tokenizer;
     mr_chat_template *chat;
 };
+
+/* NULL: the model has none. */
+static const mr_tensor_table *tensors_of(const mr_model *model)
+{
+    if (model->gguf != NULL) {
+        return mr_gguf_tensors(model->gguf);
+    }
+    return model->checkpoint != NULL ? mr_checkpoint_tensors(model->checkpoint) : NULL;
+}
 
 static const char *shown_path(const char *path, char out[SHOWN_PATH_BYTES])
 {
@@ -145,16 +163,15 @@ static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
     mr_plan *plan;
     MR_TRY(mr_model_plan(model, &plan, err));
     measure_weights(&model->config, plan);
-    for (uint32_t i = 0; i < plan->n_weights; i++) {
-        mr_gguf_mark_used(model->gguf, plan->weights[i].name);
-    }
     mr_plan_destroy(plan);
-    log_unused(mr_gguf_tensors(model->gguf), label);
+    if (tensors_of(model) != NULL) {
+        log_unused(tensors_of(model), label);
+    }
     return MR_OK;
 }
 
-static mr_status load(mr_model *model, const void *data, size_t size, const char *label,
-                      mr_error *err)
+static mr_status load_gguf(mr_model *model, const void *data, size_t size, const char *label,
+                           mr_error *err)
 {
     char architecture[MR_GGUF_NAME_MAX] = "";
     mr_model_config *config = &model->config;
@@ -162,14 +179,134 @@ static mr_status load(mr_model *model, const void *data, size_t size, const char
     MR_TRY(refuse_split(model->gguf, err));
     MR_TRY(mr_gguf_read_name(model->gguf, "general.architecture", MR_GGUF_REQUIRED, architecture,
                              err));
-    MR_TRY(mr_arch_find(architecture, &model->arch, err));
+    MR_TRY(mr_arch_find_gguf(architecture, &model->arch, err));
     snprintf(config->architecture, sizeof(config->architecture), "%s", model->arch->name);
     MR_TRY(read_name(model, label, err));
     MR_TRY(model->arch->read_gguf(model->gguf, config, err));
     MR_TRY(mr_gguf_read_eos(model->gguf, config, err));
-    MR_TRY(mr_gguf_read_tokenizer(model->gguf, config, &model->tokenizer, err));
-    MR_TRY(mr_gguf_read_chat(model->gguf, &model->chat, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, config->vocab_size, &model->tokenizer, err));
+    MR_TRY(mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err));
     return try_plan(model, label, err);
+}
+
+/* ---- directories ---- */
+
+/* The directory's own name. */
+static mr_status name_directory(mr_model *model, const char *dir, mr_error *err)
+{
+    size_t end = strlen(dir);
+    while (end > 1 && dir[end - 1] == '/') {
+        end--;
+    }
+    size_t begin = end;
+    while (begin > 0 && dir[begin - 1] != '/') {
+        begin--;
+    }
+    const mr_bytes name = {.data = (const uint8_t *)dir + begin, .size = end - begin};
+    return copy_name(name, model->config.name, sizeof(model->config.name), err);
+}
+
+/* The network and its ends of sequence. */
+static mr_status read_config(mr_model *model, const json_t *root, mr_error *err)
+{
+    mr_model_config *config = &model->config;
+    const char *type = "";
+    MR_TRY(mr_hf_json_string(root, "model_type", &type, err));
+    MR_TRY(mr_arch_find_hf(type, &model->arch, err));
+    MR_TRY(mr_hf_refuse_quantized(root, err));
+    snprintf(config->architecture, sizeof(config->architecture), "%s", model->arch->name);
+    MR_TRY(model->arch->hf->read(root, model->arch->hf, config, err));
+    if (model->random) {
+        MR_TRY(mr_hf_read_dtype(root, &model->random_dtype, err));
+    }
+    return mr_hf_add_eos(root, config, err);
+}
+
+static mr_status load_config(mr_model *model, const char *dir, mr_error *err)
+{
+    json_t *root;
+    MR_TRY(mr_hf_json_read(dir, "config.json", &root, err));
+    if (root == NULL) {
+        return mr_fail(err, MR_NOT_FOUND,
+                       "the directory has no config.json; give a Hugging Face model directory, or "
+                       "the path of a GGUF file");
+    }
+    mr_status status = read_config(model, root, err);
+    json_decref(root);
+    if (status != MR_OK) {
+        (void)mr_fail_context(err, "config.json");
+        return status;
+    }
+    MR_TRY(mr_hf_json_read(dir, "generation_config.json", &root, err));
+    if (root != NULL) {
+        status = mr_hf_add_eos(root, &model->config, err);
+        if (status == MR_OK) {
+            status = mr_hf_read_sampling(root, &model->config, err);
+        }
+        json_decref(root);
+    }
+    if (status != MR_OK) {
+        (void)mr_fail_context(err, "generation_config.json");
+    }
+    return status;
+}
+
+/* Tokenizer and chat template, and the end of text that they name. Rows of the embedding beyond the
+ * vocabulary are padding. */
+static mr_status load_directory_text(mr_model *model, const char *dir, mr_error *err)
+{
+    mr_hf_text text;
+    MR_TRY(mr_hf_text_open(dir, &text, err));
+    model->tokenizer = text.tokenizer;
+    model->chat = text.chat;
+    if (text.tokenizer == NULL) {
+        return MR_OK;
+    }
+    const uint32_t size = mr_tokenizer_vocab_size(text.tokenizer);
+    if (size > model->config.vocab_size) {
+        return mr_fail(err, MR_DATA_LOSS,
+                       "tokenizer.json has ids up to %" PRIu32 ", and config.json a vocab_size of "
+                       "%" PRIu32 "; the files are not of one model",
+                       size - 1, model->config.vocab_size);
+    }
+    return text.eos_id == UINT32_MAX ? MR_OK
+                                     : mr_model_config_add_eos(&model->config, text.eos_id, err);
+}
+
+static mr_status load_directory(mr_model *model, const char *dir, mr_error *err)
+{
+    MR_TRY(name_directory(model, dir, err));
+    MR_TRY(load_config(model, dir, err));
+    MR_TRY(load_directory_text(model, dir, err));
+    if (!model->random) {
+        MR_TRY(mr_checkpoint_open(dir, &model->checkpoint, err));
+    }
+    return try_plan(model, dir, err);
+}
+
+/* ---- opening ---- */
+
+/* NULL when memory is short. */
+static mr_model *make_model(void)
+{
+    mr_model *model = mr_calloc(1, sizeof(*model));
+    if (model != NULL) {
+        model->config.sampling = (mr_sampling_defaults){NAN, NAN, NAN, NAN, NAN};
+    }
+    return model;
+}
+
+/* Closes the model unless status is OK; the message gets the path. */
+static mr_status finish_open(mr_model *model, mr_status status, const char *label,
+                             const mr_error *local, mr_model **out, mr_error *err)
+{
+    if (status != MR_OK) {
+        char shown[SHOWN_PATH_BYTES];
+        mr_model_close(model);
+        return mr_fail(err, status, "%s: %s", shown_path(label, shown), local->message);
+    }
+    *out = model;
+    return MR_OK;
 }
 
 /* Takes the mapping. */
@@ -177,36 +314,58 @@ static mr_status open_map(mr_file_map map, const void *data, size_t size, const 
                           mr_model **out, mr_error *err)
 {
     mr_error local = {0};
-    mr_model *model = mr_calloc(1, sizeof(*model));
+    mr_model *model = make_model();
     if (model == NULL) {
         mr_file_map_close(&map);
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
     }
     model->map = map;
-    const mr_status status = load(model, data, size, label, &local);
-    if (status != MR_OK) {
-        char shown[SHOWN_PATH_BYTES];
-        mr_model_close(model);
-        return mr_fail(err, status, "%s: %s", shown_path(label, shown), local.message);
+    const mr_status status = load_gguf(model, data, size, label, &local);
+    return finish_open(model, status, label, &local, out, err);
+}
+
+/* `seed` NULL: the weights are the directory's. */
+static mr_status open_directory(const char *dir, const uint64_t *seed, mr_model **out,
+                                mr_error *err)
+{
+    mr_error local = {0};
+    mr_model *model = make_model();
+    if (model == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
     }
-    *out = model;
-    return MR_OK;
+    model->random = seed != NULL;
+    model->random_seed = seed != NULL ? *seed : 0;
+    const mr_status status = load_directory(model, dir, &local);
+    return finish_open(model, status, dir, &local, out, err);
+}
+
+static bool is_directory(const char *path)
+{
+    struct stat info;
+    return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
 mr_status mr_model_open(const char *path, mr_model **out, mr_error *err)
 {
     *out = NULL;
-    struct stat info;
-    if (stat(path, &info) == 0 && S_ISDIR(info.st_mode)) {
-        char shown[SHOWN_PATH_BYTES];
-        return mr_fail(err, MR_UNIMPLEMENTED,
-                       "%s: a directory; this build does not read model directories, give the "
-                       "path of a GGUF file",
-                       shown_path(path, shown));
+    if (is_directory(path)) {
+        return open_directory(path, NULL, out, err);
     }
     mr_file_map map;
     MR_TRY(mr_file_map_open(path, &map, err));
     return open_map(map, map.data, map.size, path, out, err);
+}
+
+mr_status mr_model_open_random(const char *path, uint64_t seed, mr_model **out, mr_error *err)
+{
+    *out = NULL;
+    if (!is_directory(path)) {
+        char shown[SHOWN_PATH_BYTES];
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "load_format",
+                             "%s: load_format random takes a directory with a config.json",
+                             shown_path(path, shown));
+    }
+    return open_directory(path, &seed, out, err);
 }
 
 mr_status mr_model_open_memory(const void *data, size_t size, const char *label, mr_model **out,
@@ -214,6 +373,45 @@ mr_status mr_model_open_memory(const void *data, size_t size, const char *label,
 {
     *out = NULL;
     return open_map((mr_file_map){0}, data, size, label, out, err);
+}
+
+static mr_status load_text(mr_model *model, const char *path, bool directory, mr_error *err)
+{
+    if (directory) {
+        mr_hf_text text;
+        MR_TRY(mr_hf_text_open(path, &text, err));
+        model->tokenizer = text.tokenizer;
+        model->chat = text.chat;
+        return MR_OK;
+    }
+    MR_TRY(mr_gguf_create(model->map.data, model->map.size, &model->gguf, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, UINT32_MAX, &model->tokenizer, err));
+    return mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err);
+}
+
+mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
+{
+    *out = NULL;
+    const bool directory = is_directory(path);
+    mr_model *model = mr_calloc(1, sizeof(*model));
+    if (model == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
+    }
+    mr_error local = {0};
+    mr_status status = directory ? MR_OK : mr_file_map_open(path, &model->map, err);
+    if (status == MR_OK) {
+        status = load_text(model, path, directory, &local);
+        if (status != MR_OK) {
+            char shown[SHOWN_PATH_BYTES];
+            (void)mr_fail(err, status, "%s: %s", shown_path(path, shown), local.message);
+        }
+    }
+    if (status != MR_OK) {
+        mr_model_close(model);
+        return status;
+    }
+    *out = model;
+    return MR_OK;
 }
 
 void mr_model_close(mr_model *model)
@@ -224,7 +422,9 @@ void mr_model_close(mr_model *model)
     mr_tokenizer_destroy(model->tokenizer);
     mr_chat_template_destroy(model->chat);
     free((void *)(uintptr_t)model->config.rope.inv_freq);
+    free((void *)(uintptr_t)model->config.rope.long_inv_freq);
     mr_gguf_destroy(model->gguf);
+    mr_checkpoint_close(model->checkpoint);
     mr_file_map_close(&model->map);
     free(model);
 }
@@ -244,29 +444,64 @@ const mr_chat_template *mr_model_chat(const mr_model *model)
     return model->chat;
 }
 
+const char *mr_model_format(const mr_model *model)
+{
+    if (model->gguf != NULL) {
+        return "gguf";
+    }
+    return model->random ? "random" : "safetensors";
+}
+
+mr_status mr_model_config_add_eos(mr_model_config *config, uint32_t id, mr_error *err)
+{
+    for (uint32_t i = 0; i < config->n_eos; i++) {
+        if (config->eos[i] == id) {
+            return MR_OK;
+        }
+    }
+    if (config->n_eos == MR_MAX_EOS) {
+        return mr_fail(err, MR_DATA_LOSS, "more than %d ends of sequence are named", MR_MAX_EOS);
+    }
+    config->eos[config->n_eos++] = id;
+    return MR_OK;
+}
+
 size_t mr_model_tensor_count(const mr_model *model)
 {
-    return mr_gguf_tensors(model->gguf)->count;
+    const mr_tensor_table *tensors = tensors_of(model);
+    return tensors != NULL ? tensors->count : 0;
 }
 
 const mr_model_tensor *mr_model_tensor_at(const mr_model *model, size_t index)
 {
-    const mr_tensor_table *tensors = mr_gguf_tensors(model->gguf);
-    MR_CHECK(index < tensors->count);
+    const mr_tensor_table *tensors = tensors_of(model);
+    MR_CHECK(tensors != NULL && index < tensors->count);
     return &tensors->items[index];
+}
+
+/* mr_plan.release: drops the pages of what was uploaded. */
+static void release(const void *ctx, const void *data, uint64_t bytes)
+{
+    const mr_model *model = ctx;
+    if (model->checkpoint != NULL) {
+        mr_checkpoint_release(model->checkpoint, data, bytes);
+    } else if (model->map.data != NULL) {
+        mr_file_map_release(&model->map, data, bytes);
+    }
 }
 
 mr_status mr_model_plan(const mr_model *model, mr_plan **out, mr_error *err)
 {
-    return model->arch->plan(&model->config, mr_gguf_tensors(model->gguf), out, err);
-}
-
-void mr_model_release_weights(const mr_model *model)
-{
-    const void *data;
-    size_t bytes;
-    mr_gguf_tensor_data(model->gguf, &data, &bytes);
-    if (model->map.data != NULL && bytes > 0) {
-        mr_file_map_release(&model->map, data, bytes);
-    }
+    const bool gguf = model->gguf != NULL;
+    const mr_decoder_source source = {
+        .config = &model->config,
+        .names = gguf ? model->arch->gguf_names : model->arch->hf_names,
+        .tensors = tensors_of(model),
+        .random_dtype = model->random_dtype,
+        .random_seed = model->random_seed,
+    };
+    MR_TRY(mr_decoder_plan(&source, out, err));
+    (*out)->release = release;
+    (*out)->release_ctx = model;
+    return MR_OK;
 }

@@ -17,7 +17,24 @@
 
 typedef struct mr_model mr_model;
 
-#define MR_MAX_EOS 16
+#define MR_MAX_EOS    16
+#define MR_MAX_LAYERS 4096u
+
+/* Whether linear operators add a bias. */
+typedef enum mr_bias_use {
+    MR_BIAS_IF_PRESENT, /* where the file has the tensor */
+    MR_BIAS_NONE,
+    MR_BIAS_REQUIRED,
+} mr_bias_use;
+
+/* What a request that leaves them out gets, where the model says so; NaN: it does not. */
+typedef struct mr_sampling_defaults {
+    float temperature;
+    float top_p;
+    float top_k; /* a whole number */
+    float min_p;
+    float repetition_penalty;
+} mr_sampling_defaults;
 
 typedef struct mr_model_config {
     char architecture[32]; /* "llama" */
@@ -31,15 +48,31 @@ typedef struct mr_model_config {
     uint32_t head_width; /* D */
     uint32_t vocab_size; /* V */
     uint32_t context_length;
+    mr_norm_kind norm; /* a layer norm has biases */
     float norm_epsilon;
-    char rope_type[16]; /* "default", "linear", … */
+    mr_activation activation;
+    bool ungated; /* FFN: down(act(up)) instead of down(act(gate) · up) */
+    bool tied;    /* the vocabulary projection is the embedding */
+    bool qk_norm; /* RMS norms of query and key heads */
+    mr_bias_use qkv_bias;
+    mr_bias_use o_bias;
+    mr_bias_use ffn_bias;
+    uint32_t window;                       /* keys a query sees in windowed layers; 0: none is */
+    uint64_t windowed[MR_MAX_LAYERS / 64]; /* bit i % 64 of word i / 64: layer i has the window */
+    uint32_t learned_positions; /* rows of a table of position embeddings; 0: rotary positions */
+    uint32_t position_offset;   /* its row of position 0 */
+    char rope_type[16];         /* "default", "linear", … "none" */
     float rope_theta;
-    mr_plan_rope rope;        /* tables in effect; inv_freq owned by the model */
+    mr_plan_rope rope;        /* tables in effect; its arrays are owned by the model */
     uint64_t parameters;      /* tied tensors once */
     uint64_t weights_bytes;   /* as stored */
     uint32_t eos[MR_MAX_EOS]; /* union over every place that names one; chat end tokens included */
     uint32_t n_eos;
+    mr_sampling_defaults sampling;
 } mr_model_config;
+
+/* Adds an end of sequence unless it is there. DATA_LOSS past MR_MAX_EOS. */
+MR_MUST_USE mr_status mr_model_config_add_eos(mr_model_config *config, uint32_t id, mr_error *err);
 
 typedef struct mr_model_tensor {
     const char *name; /* borrowed from the model */
@@ -51,12 +84,22 @@ typedef struct mr_model_tensor {
     bool used; /* the plan or the configuration reads it */
 } mr_model_tensor;
 
-/* Opens a GGUF file. Nothing is copied but the tables. NOT_FOUND, PERMISSION_DENIED, DATA_LOSS
- * (corrupt: says what and at which offset), UNIMPLEMENTED (an architecture, type or version this
- * build lacks, named). Gives the model. */
+/* Opens a GGUF file or a Hugging Face model directory. Nothing is copied but the tables.
+ * NOT_FOUND, PERMISSION_DENIED, DATA_LOSS (corrupt: says what and at which offset), UNIMPLEMENTED
+ * (an architecture, type or version this build lacks, named). Gives the model. */
 MR_MUST_USE mr_status mr_model_open(const char *path, mr_model **out, mr_error *err);
+/* The same for a directory that needs no weights: those of its plan are made of the seed, as
+ * kernels/random_weight.h says. INVALID_ARGUMENT for a file. */
+MR_MUST_USE mr_status mr_model_open_random(const char *path, uint64_t seed, mr_model **out,
+                                           mr_error *err);
+/* Opens what handles text and no more, tokenizer and chat template: of a directory, where weights
+ * need not be, or of a GGUF file, whose architecture may be any. Nothing else of the model may be
+ * asked for. Errors as above. */
+MR_MUST_USE mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err);
 void mr_model_close(mr_model *model);
 
+/* "gguf", "safetensors", "random"; static. */
+const char *mr_model_format(const mr_model *model);
 const mr_model_config *mr_model_config_get(const mr_model *model);
 /* NULL when the model has no tokenizer: ids in, ids out. */
 const mr_tokenizer *mr_model_tokenizer(const mr_model *model);
@@ -66,10 +109,7 @@ size_t mr_model_tensor_count(const mr_model *model);
 const mr_model_tensor *mr_model_tensor_at(const mr_model *model, size_t index);
 
 /* Builds the forward plan over the model's tensors. Gives the plan; its weight data is borrowed
- * from the model. */
+ * from the model, which must outlive it until upload() has returned. */
 MR_MUST_USE mr_status mr_model_plan(const mr_model *model, mr_plan **out, mr_error *err);
-
-/* The pages of the weights may be dropped: a backend has its own copy. */
-void mr_model_release_weights(const mr_model *model);
 
 #endif

@@ -47,6 +47,15 @@ const mr_model_tensor *mr_tensor_table_find(const mr_tensor_table *table, const 
     return &table->items[index];
 }
 
+void mr_tensor_table_mark_used(const mr_tensor_table *table, const mr_model_tensor *tensor)
+{
+    const size_t index = (size_t)(tensor - table->items);
+    MR_CHECK(index < table->count);
+    if (!table->items[index].used) {
+        table->items[index].used = true;
+    }
+}
+
 void mr_tensor_shape_text(const mr_model_tensor *tensor, char out[96])
 {
     size_t used = 0;
@@ -62,9 +71,10 @@ mr_status mr_tensor_table_require(const mr_tensor_table *table, const char *name
 {
     const mr_model_tensor *tensor = mr_tensor_table_find(table, name);
     if (tensor == NULL) {
-        return mr_fail(err, MR_DATA_LOSS,
-                       "tensor '%s' is missing; the file is incomplete, convert the model again",
-                       name);
+        return mr_fail(
+            err, MR_DATA_LOSS,
+            "tensor '%s' is missing; the file is incomplete, convert or download the model again",
+            name);
     }
     const bool vector = n == 1 && tensor->n_dims == 1 && tensor->shape[0] == k;
     const bool matrix = tensor->n_dims == 2 && tensor->shape[0] == n && tensor->shape[1] == k;
@@ -73,7 +83,8 @@ mr_status mr_tensor_table_require(const mr_tensor_table *table, const char *name
         mr_tensor_shape_text(tensor, found);
         return mr_fail(err, MR_DATA_LOSS,
                        "tensor '%s' has shape %s where the configuration wants [%" PRIu64
-                       ", %" PRIu64 "]; the file is inconsistent, convert the model again",
+                       ", %" PRIu64
+                       "]; the file is inconsistent, convert or download the model again",
                        name, found, n, k);
     }
     *out = tensor;

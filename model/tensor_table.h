@@ -34,6 +34,9 @@ MR_MUST_USE mr_status mr_tensor_table_require(const mr_tensor_table *table, cons
                                               uint64_t n, uint64_t k, const mr_model_tensor **out,
                                               mr_error *err);
 
+/* Notes that the tensor is read. One thread at a time until all are noted. */
+void mr_tensor_table_mark_used(const mr_tensor_table *table, const mr_model_tensor *tensor);
+
 /* Writes "[49152, 576]" into out. */
 void mr_tensor_shape_text(const mr_model_tensor *tensor, char out[96]);
 

@@ -3,56 +3,59 @@
 
 #include "base/checked.h"
 #include "base/utf8.h"
-#include "model/added_tokens.h"
-#include "model/bpe.h"
-#include "model/pretokenizer.h"
+#include "model/tokenizer_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
-
-#define NONE UINT32_MAX
-
-struct mr_tokenizer {
-    uint32_t n_tokens;
-    uint32_t bos_id; /* NONE: raw prompts get none */
-    uint32_t eos_id; /* NONE: raw prompts get none */
-    uint8_t *kinds;  /* owns, [n_tokens] mr_token_kind */
-    mr_bytes *raw;   /* owns, [n_tokens]: what each token stands for, in `arena` */
-    uint8_t *arena;  /* owns */
-    mr_added_tokens added;
-    mr_pretokenizer *pretokenizer; /* owns */
-    mr_bpe *bpe;                   /* owns */
-};
 
 /* --- Making one ----------------------------------------------------------------------------- */
 
 static mr_status check_id(const char *name, uint32_t id, uint32_t n_tokens, bool wanted,
                           mr_error *err)
 {
-    if (id == NONE && wanted) {
+    if (id == MR_NO_ID && wanted) {
         return mr_fail(err, MR_INVALID_ARGUMENT,
                        "the model wants a %s token around prompts but names none", name);
     }
-    if (id != NONE && id >= n_tokens) {
+    if (id != MR_NO_ID && id >= n_tokens) {
         return mr_fail(err, MR_INVALID_ARGUMENT,
                        "%s token %u is not in the vocabulary of %u tokens", name, id, n_tokens);
     }
     return MR_OK;
 }
 
+bool mr_tokenizer_spec_is_byte_level(const mr_tokenizer_spec *spec)
+{
+    return strcmp(spec->model, "gpt2") == 0;
+}
+
 static mr_status check_spec(const mr_tokenizer_spec *spec, mr_error *err)
 {
-    if (spec->model == NULL || strcmp(spec->model, "gpt2") != 0) {
-        return mr_fail(err, MR_UNIMPLEMENTED,
-                       "tokenizer model \"%s\" is not implemented (gpt2, byte-level BPE, is): use "
-                       "another model, or send token ids",
-                       spec->model != NULL ? spec->model : "");
+    if (spec->model == NULL ||
+        (strcmp(spec->model, "gpt2") != 0 && strcmp(spec->model, "llama") != 0)) {
+        return mr_fail(
+            err, MR_UNIMPLEMENTED,
+            "tokenizer model \"%s\" is not implemented (gpt2, byte-level BPE, and llama, "
+            "BPE with byte fallback, are): use another model, or send token ids",
+            spec->model != NULL ? spec->model : "");
     }
-    if (spec->n_tokens == 0 || spec->n_tokens == NONE) {
+    if (spec->n_tokens == 0 || spec->n_tokens == MR_NO_ID) {
         return mr_fail(err, MR_INVALID_ARGUMENT, "a vocabulary of %u tokens", spec->n_tokens);
     }
     MR_TRY(check_id("BOS", spec->bos_id, spec->n_tokens, spec->add_bos, err));
     MR_TRY(check_id("EOS", spec->eos_id, spec->n_tokens, spec->add_eos, err));
+    if (spec->has_unknown && spec->unknown_id >= spec->n_tokens) {
+        return mr_fail(err, MR_INVALID_ARGUMENT,
+                       "unknown token %u is not in the vocabulary of %u tokens", spec->unknown_id,
+                       spec->n_tokens);
+    }
+    for (uint32_t i = 0; i < spec->n_added; i++) {
+        if (spec->added[i].id >= spec->n_tokens) {
+            return mr_fail(err, MR_INVALID_ARGUMENT,
+                           "added token %u is not in the vocabulary of %u tokens",
+                           spec->added[i].id, spec->n_tokens);
+        }
+    }
     for (uint32_t id = 0; id < spec->n_tokens; id++) {
         size_t bad = 0;
         if (spec->kinds[id] > MR_TOKEN_UNUSED) {
@@ -67,61 +70,178 @@ static mr_status check_spec(const mr_tokenizer_spec *spec, mr_error *err)
     return MR_OK;
 }
 
-/* Turns every token into the bytes it stands for: added ones are literal; the others are in the
- * byte-level alphabet, or literal, as Hugging Face's decoder has it, when a character is not. */
-static mr_status fill_raw(mr_tokenizer *made, const mr_tokenizer_spec *spec)
+/* The tokens that are matched in normalised text, [n_tokens] 0 or 1: what they stand for is
+ * normalised too. NULL: out of memory. */
+static uint8_t *find_normalized(const mr_tokenizer_spec *spec)
 {
-    uint64_t total = 1;
-    for (uint32_t id = 0; id < spec->n_tokens; id++) {
-        if (!mr_add_u64(total, spec->tokens[id].size, &total)) {
-            return MR_RESOURCE_EXHAUSTED;
+    uint8_t *marks = mr_calloc(spec->n_tokens, 1);
+    for (uint32_t i = 0; marks != NULL && i < spec->n_added; i++) {
+        marks[spec->added[i].id] = spec->added[i].normalized;
+    }
+    return marks;
+}
+
+/* Writes what a token stands for to `work`: added ones are literal to byte-level models; the others
+ * are in the byte-level alphabet, or literal, as Hugging Face's decoder has it, when a character is
+ * not. SentencePiece's tokens are decoded, all but those that are a byte. */
+static mr_status token_bytes(const mr_tokenizer_spec *spec, const mr_text_steps *decode,
+                             uint32_t id, mr_text_work *work)
+{
+    const bool normal = spec->kinds[id] == MR_TOKEN_NORMAL;
+    const mr_bytes text = spec->tokens[id];
+    if (mr_tokenizer_spec_is_byte_level(spec)) {
+        size_t bytes = 0;
+        MR_TRY(mr_buffer_reserve(&work->text, text.size));
+        if (normal && mr_bpe_alphabet_decode(text, work->text.data, &bytes)) {
+            work->text.size = bytes;
         }
+        return MR_OK;
+    }
+    uint8_t byte = 0;
+    if (normal && spec->byte_fallback && mr_bpe_byte_token(text, &byte)) {
+        work->text.size = 0;
+        return mr_buffer_append(&work->text, &byte, 1);
+    }
+    return mr_text_steps_run(decode, false, work);
+}
+
+static mr_status fill_tokens(mr_tokenizer *made, const mr_tokenizer_spec *spec,
+                             const mr_text_steps *decode, mr_buffer *all)
+{
+    mr_text_work work = {0};
+    uint8_t *normalized = find_normalized(spec);
+    mr_status status = normalized != NULL ? MR_OK : MR_RESOURCE_EXHAUSTED;
+    for (uint32_t id = 0; id < spec->n_tokens && status == MR_OK; id++) {
+        if (spec->kinds[id] == MR_TOKEN_UNUSED || spec->tokens[id].size == 0) {
+            continue;
+        }
+        status = mr_text_work_set(&work, spec->tokens[id].data, spec->tokens[id].size);
+        if (status == MR_OK && normalized[id]) {
+            status = mr_text_steps_run(&made->normalizer, true, &work);
+        }
+        if (status == MR_OK) {
+            status = token_bytes(spec, decode, id, &work);
+        }
+        made->raw[id].size = work.text.size;
+        if (status == MR_OK) {
+            status = mr_buffer_append(all, work.text.data, work.text.size);
+        }
+    }
+    free(normalized);
+    mr_text_work_deinit(&work);
+    return status;
+}
+
+/* Turns every token into the bytes it stands for. */
+static mr_status fill_raw(mr_tokenizer *made, const mr_tokenizer_spec *spec, mr_error *err)
+{
+    mr_text_steps decode = {0};
+    mr_buffer all = {0};
+    mr_status status = mr_text_steps_init(&decode, spec->decode, spec->n_decode, err);
+    if (status != MR_OK) {
+        return status;
     }
     made->raw = mr_calloc(spec->n_tokens, sizeof(*made->raw));
     made->kinds = mr_calloc(spec->n_tokens, 1);
-    made->arena = mr_calloc(total, 1);
-    if (made->raw == NULL || made->kinds == NULL || made->arena == NULL) {
-        return MR_RESOURCE_EXHAUSTED;
+    status = MR_RESOURCE_EXHAUSTED;
+    if (made->raw != NULL && made->kinds != NULL && mr_buffer_reserve(&all, 1) == MR_OK) {
+        memcpy(made->kinds, spec->kinds, spec->n_tokens);
+        status = fill_tokens(made, spec, &decode, &all);
     }
-    memcpy(made->kinds, spec->kinds, spec->n_tokens);
-    uint8_t *next = made->arena;
+    made->arena = all.data;
+    const uint8_t *next = all.data;
+    for (uint32_t id = 0; id < spec->n_tokens && status == MR_OK; id++) {
+        made->raw[id].data = next;
+        next += made->raw[id].size;
+    }
+    mr_text_steps_deinit(&decode);
+    return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the vocabulary");
+}
+
+/* Every token that is matched in text, when the specification lists none. */
+static mr_status collect_added(const mr_tokenizer_spec *spec, mr_added_token **out, uint32_t *count,
+                               mr_error *err)
+{
+    *count = 0;
+    *out = mr_calloc((size_t)spec->n_tokens + 1, sizeof(**out));
+    if (*out == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the added tokens");
+    }
     for (uint32_t id = 0; id < spec->n_tokens; id++) {
-        const mr_bytes text = spec->tokens[id];
-        size_t bytes = 0;
-        if (spec->kinds[id] != MR_TOKEN_UNUSED && text.size > 0 &&
-            (spec->kinds[id] != MR_TOKEN_NORMAL || !mr_bpe_alphabet_decode(text, next, &bytes))) {
-            memcpy(next, text.data, text.size);
-            bytes = text.size;
+        if (spec->kinds[id] == MR_TOKEN_SPECIAL || spec->kinds[id] == MR_TOKEN_ADDED) {
+            (*out)[(*count)++] = (mr_added_token){.text = spec->tokens[id], .id = id};
         }
-        made->raw[id] = (mr_bytes){.data = next, .size = bytes};
-        next += bytes;
     }
     return MR_OK;
 }
 
-mr_status mr_tokenizer_create(const mr_tokenizer_spec *spec, mr_tokenizer **out, mr_error *err)
+static mr_status make_added(mr_tokenizer *made, const mr_tokenizer_spec *spec, mr_error *err)
+{
+    const mr_added_token *items = spec->added;
+    uint32_t count = spec->n_added;
+    mr_added_token *collected = NULL;
+    if (items == NULL) {
+        MR_TRY(collect_added(spec, &collected, &count, err));
+        items = collected;
+    }
+    mr_status status = mr_added_tokens_init(&made->added, items, count, false, NULL, err);
+    if (status == MR_OK) {
+        status = mr_added_tokens_init(&made->added_normalized, items, count, true,
+                                      &made->normalizer, err);
+    }
+    free(collected);
+    return status;
+}
+
+/* The family's own steps, when the specification names one. */
+static mr_status apply_family(mr_tokenizer_spec *spec, mr_error *err)
+{
+    if (spec->pre_tokenizer == NULL || !mr_tokenizer_spec_is_byte_level(spec)) {
+        return MR_OK;
+    }
+    const mr_tokenizer_family *family;
+    MR_TRY(mr_tokenizer_family_find(spec->pre_tokenizer, &family, err));
+    memcpy(spec->splits, family->splits, sizeof(family->splits));
+    spec->n_splits = family->n_splits;
+    spec->whole_tokens = spec->whole_tokens || family->whole_tokens;
+    if (family->nfc && spec->n_normalizer == 0) {
+        spec->normalizer[spec->n_normalizer++] = (mr_text_step){.kind = MR_TEXT_NFC};
+    }
+    return MR_OK;
+}
+
+static mr_status make_parts(mr_tokenizer *made, const mr_tokenizer_spec *spec, mr_error *err)
+{
+    MR_TRY(mr_text_steps_init(&made->normalizer, spec->normalizer, spec->n_normalizer, err));
+    MR_TRY(fill_raw(made, spec, err));
+    MR_TRY(mr_text_steps_init(&made->prepare, spec->prepare, spec->n_prepare, err));
+    MR_TRY(mr_pretokenizer_create(spec->splits, spec->n_splits, &made->pretokenizer, err));
+    MR_TRY(make_added(made, spec, err));
+    return mr_bpe_create(spec, made->raw, &made->bpe, err);
+}
+
+mr_status mr_tokenizer_create(const mr_tokenizer_spec *given, mr_tokenizer **out, mr_error *err)
 {
     *out = NULL;
-    MR_TRY(check_spec(spec, err));
+    mr_tokenizer_spec spec = *given;
+    MR_TRY(check_spec(&spec, err));
+    MR_TRY(apply_family(&spec, err));
     mr_tokenizer *made = mr_calloc(1, sizeof(*made));
-    mr_status status = MR_RESOURCE_EXHAUSTED;
-    if (made == NULL || fill_raw(made, spec) != MR_OK) {
-        (void)mr_fail(err, status, "no memory for the vocabulary");
-        goto cleanup;
+    if (made == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the vocabulary");
     }
-    made->n_tokens = spec->n_tokens;
-    made->bos_id = spec->add_bos ? spec->bos_id : NONE;
-    made->eos_id = spec->add_eos ? spec->eos_id : NONE;
-    MR_TRY_CLEANUP(status, mr_pretokenizer_create(spec->pre_tokenizer, &made->pretokenizer, err));
-    MR_TRY_CLEANUP(status, mr_added_tokens_init(&made->added, spec, err));
-    MR_TRY_CLEANUP(status,
-                   mr_bpe_create(spec, made->raw, mr_pretokenizer_whole_tokens(made->pretokenizer),
-                                 &made->bpe, err));
+    made->n_tokens = spec.n_tokens;
+    made->bos_id = spec.add_bos ? spec.bos_id : MR_NO_ID;
+    made->eos_id = spec.add_eos ? spec.eos_id : MR_NO_ID;
+    made->decode_strip = spec.decode_strip;
+    made->decode_bare_first = spec.decode_bare_first;
+    const mr_status status = make_parts(made, &spec, err);
+    if (status != MR_OK) {
+        mr_tokenizer_destroy(made);
+        return status;
+    }
     *out = made;
-    made = NULL;
-cleanup:
-    mr_tokenizer_destroy(made);
-    return status;
+    return MR_OK;
 }
 
 void mr_tokenizer_destroy(mr_tokenizer *tokenizer)
@@ -130,154 +250,14 @@ void mr_tokenizer_destroy(mr_tokenizer *tokenizer)
         mr_bpe_destroy(tokenizer->bpe);
         mr_pretokenizer_destroy(tokenizer->pretokenizer);
         mr_added_tokens_deinit(&tokenizer->added);
+        mr_added_tokens_deinit(&tokenizer->added_normalized);
+        mr_text_steps_deinit(&tokenizer->normalizer);
+        mr_text_steps_deinit(&tokenizer->prepare);
         free(tokenizer->arena);
         free(tokenizer->raw);
         free(tokenizer->kinds);
         free(tokenizer);
     }
-}
-
-/* --- Text to ids ---------------------------------------------------------------------------- */
-
-static mr_status check_text(const uint8_t *text, size_t bytes, const mr_encode_options *options,
-                            mr_error *err)
-{
-    if (bytes >= UINT32_MAX) {
-        return mr_fail(err, MR_INVALID_ARGUMENT, "a text of %zu bytes is too long (limit 4 GiB)",
-                       bytes);
-    }
-    size_t bad = 0;
-    if (!mr_utf8_valid(text, bytes, &bad)) {
-        return mr_fail(err, MR_INVALID_ARGUMENT, "the text is not UTF-8 at byte %zu", bad);
-    }
-    size_t from = 0;
-    for (size_t i = 0; i < options->n_plain; i++) {
-        const mr_text_span span = options->plain[i];
-        if (span.begin < from || span.end < span.begin || span.end > bytes) {
-            return mr_fail(err, MR_INVALID_ARGUMENT,
-                           "plain span %zu (%zu to %zu) overlaps the one before it or leaves the "
-                           "text of %zu bytes",
-                           i, span.begin, span.end, bytes);
-        }
-        from = span.end;
-    }
-    return MR_OK;
-}
-
-/* Finds the added tokens of a text from left to right, none of which touches a plain span: each
- * gap between two spans is searched as if it were all there is. */
-typedef struct added_search {
-    const mr_tokenizer *tokenizer;
-    const uint8_t *text;
-    size_t bytes;
-    const mr_encode_options *options;
-    size_t next_span;
-    size_t at;
-} added_search;
-
-static bool next_added(added_search *search, mr_added_match *match)
-{
-    if (!search->options->parse_special) {
-        return false;
-    }
-    for (;;) {
-        const mr_encode_options *options = search->options;
-        const bool last = search->next_span == options->n_plain;
-        const mr_text_span gap_end =
-            last ? (mr_text_span){search->bytes, search->bytes} : options->plain[search->next_span];
-        if (!last && gap_end.begin == gap_end.end) {
-            search->next_span++; /* an empty span holds no byte that could be matched */
-            continue;
-        }
-        if (mr_added_tokens_find(&search->tokenizer->added, search->text, search->at, gap_end.begin,
-                                 match)) {
-            search->at = match->end;
-            return true;
-        }
-        if (last) {
-            return false;
-        }
-        search->at = gap_end.end;
-        search->next_span++;
-    }
-}
-
-typedef struct encode_state {
-    const mr_tokenizer *tokenizer;
-    mr_piece_cursor cursor;
-    mr_bpe_scratch scratch;
-} encode_state;
-
-/* Text in which no added token is left. */
-static mr_status encode_ordinary(encode_state *state, const uint8_t *text, size_t bytes,
-                                 mr_ids *out, mr_error *err)
-{
-    mr_bytes piece;
-    mr_piece_cursor_start(&state->cursor, text, bytes);
-    for (;;) {
-        MR_TRY(mr_piece_cursor_next(&state->cursor, &piece, err));
-        if (piece.size == 0) {
-            return MR_OK;
-        }
-        const mr_status status = mr_bpe_encode(state->tokenizer->bpe, piece, &state->scratch, out);
-        if (status != MR_OK) {
-            return mr_fail(err, status, "no memory for the ids of a text");
-        }
-    }
-}
-
-static mr_status push_id(mr_ids *out, uint32_t id, mr_error *err)
-{
-    const mr_status status = mr_ids_push(out, id);
-    return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the ids of a text");
-}
-
-static mr_status encode_text(encode_state *state, added_search *search, mr_ids *out, mr_error *err)
-{
-    size_t at = 0;
-    mr_added_match match;
-    while (next_added(search, &match)) {
-        MR_TRY(encode_ordinary(state, search->text + at, match.begin - at, out, err));
-        MR_TRY(push_id(out, match.id, err));
-        at = match.end;
-    }
-    return encode_ordinary(state, search->text + at, search->bytes - at, out, err);
-}
-
-/* BOS in front, unless the text itself begins with it (K1: never two of them), and EOS behind. */
-static mr_status add_special(const mr_tokenizer *tokenizer, size_t first, mr_ids *out,
-                             mr_error *err)
-{
-    const uint32_t bos = tokenizer->bos_id;
-    if (bos != NONE && (out->count == first || out->data[first] != bos)) {
-        MR_TRY(push_id(out, bos, err));
-        memmove(out->data + first + 1, out->data + first,
-                (out->count - first - 1) * sizeof(*out->data));
-        out->data[first] = bos;
-    }
-    return tokenizer->eos_id != NONE ? push_id(out, tokenizer->eos_id, err) : MR_OK;
-}
-
-mr_status mr_tokenizer_encode(const mr_tokenizer *tokenizer, const void *text, size_t bytes,
-                              const mr_encode_options *options, mr_ids *out, mr_error *err)
-{
-    const uint8_t *data = bytes > 0 ? text : (const void *)"";
-    MR_TRY(check_text(data, bytes, options, err));
-    const size_t first = out->count;
-    encode_state state = {.tokenizer = tokenizer};
-    added_search search = {
-        .tokenizer = tokenizer, .text = data, .bytes = bytes, .options = options};
-    MR_TRY(mr_piece_cursor_init(&state.cursor, tokenizer->pretokenizer, err));
-    mr_status status = encode_text(&state, &search, out, err);
-    if (status == MR_OK && options->add_special) {
-        status = add_special(tokenizer, first, out, err);
-    }
-    if (status != MR_OK) {
-        out->count = first;
-    }
-    mr_bpe_scratch_deinit(&state.scratch);
-    mr_piece_cursor_deinit(&state.cursor);
-    return status;
 }
 
 /* --- Ids to text, and questions ------------------------------------------------------------- */
@@ -304,10 +284,40 @@ uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer)
     return tokenizer->bos_id;
 }
 
+uint32_t mr_tokenizer_find(const mr_tokenizer *tokenizer, mr_bytes text)
+{
+    for (uint32_t id = 0; id < tokenizer->n_tokens && text.size > 0; id++) {
+        const uint8_t kind = tokenizer->kinds[id];
+        if ((kind == MR_TOKEN_SPECIAL || kind == MR_TOKEN_ADDED) &&
+            tokenizer->raw[id].size == text.size &&
+            memcmp(tokenizer->raw[id].data, text.data, text.size) == 0) {
+            return id;
+        }
+    }
+    return MR_NO_ID;
+}
+
+/* Takes off what the family's encoding put in front of a text. */
+static void strip_beginning(const mr_tokenizer *tokenizer, size_t first, size_t first_token,
+                            mr_buffer *out)
+{
+    size_t spaces = 0;
+    const size_t most = tokenizer->decode_bare_first ? first_token : tokenizer->decode_strip;
+    while (spaces < most && first + spaces < out->size && out->data[first + spaces] == ' ') {
+        spaces++;
+    }
+    if (spaces > 0) {
+        memmove(out->data + first, out->data + first + spaces, out->size - first - spaces);
+        out->size -= spaces;
+    }
+}
+
 mr_status mr_tokenizer_decode(const mr_tokenizer *tokenizer, const uint32_t *ids, size_t count,
                               bool keep_special, mr_buffer *out, mr_error *err)
 {
     const size_t first = out->size;
+    size_t first_token = 0; /* bytes of the first token that is shown */
+    bool any = false;
     for (size_t i = 0; i < count; i++) {
         if (ids[i] >= tokenizer->n_tokens) {
             out->size = first;
@@ -324,6 +334,9 @@ mr_status mr_tokenizer_decode(const mr_tokenizer *tokenizer, const uint32_t *ids
             out->size = first;
             return mr_fail(err, status, "no memory for the text of %zu ids", count);
         }
+        first_token = any ? first_token : bytes.size;
+        any = true;
     }
+    strip_beginning(tokenizer, first, first_token, out);
     return MR_OK;
 }

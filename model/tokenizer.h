@@ -1,48 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Tokenizers. Byte-level BPE (GPT-2 family) exactly as Hugging Face `tokenizers` computes it:
- * added tokens are cut out first, the rest is split by the family's pattern (PCRE2), each piece is
- * merged by rank. A tokenizer is read-only once made: any thread may use it.
+ * Tokenizers: byte-level BPE (GPT-2 family) and BPE of characters with byte fallback (SentencePiece
+ * family), exactly as Hugging Face `tokenizers` computes them. Added tokens are cut out first, the
+ * rest is normalised, split by the family's patterns (PCRE2), and each piece is merged by rank. A
+ * tokenizer is read-only once made: any thread may use it.
  */
 #ifndef MILLRACE_MODEL_TOKENIZER_H
 #define MILLRACE_MODEL_TOKENIZER_H
 
 #include "base/buffer.h"
 #include "base/status.h"
+#include "model/tokenizer_spec.h"
 
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
 typedef struct mr_tokenizer mr_tokenizer;
-
-/* A byte string that is not NUL-terminated. */
-typedef struct mr_bytes {
-    const uint8_t *data;
-    size_t size;
-} mr_bytes;
-
-typedef enum mr_token_kind {
-    MR_TOKEN_NORMAL,
-    MR_TOKEN_SPECIAL, /* control: matched in text, not shown in text */
-    MR_TOKEN_ADDED,   /* user-defined: matched in text, shown */
-    MR_TOKEN_UNUSED,
-} mr_token_kind;
-
-/* What a tokenizer is made from; file formats fill it. Everything is copied. */
-typedef struct mr_tokenizer_spec {
-    const char *model;         /* "gpt2": byte-level BPE; another is refused by name */
-    const char *pre_tokenizer; /* "smollm", "gpt-2", "llama-bpe", "qwen2" …; unknown: refused */
-    const mr_bytes *tokens;    /* [n_tokens], in the byte-level alphabet for gpt2 */
-    const uint8_t *kinds;      /* [n_tokens] mr_token_kind */
-    uint32_t n_tokens;
-    const mr_bytes *merges; /* [n_merges] "left right", best first */
-    uint32_t n_merges;
-    bool add_bos; /* raw prompts get BOS in front */
-    bool add_eos;
-    uint32_t bos_id; /* UINT32_MAX: none */
-    uint32_t eos_id;
-} mr_tokenizer_spec;
 
 /* UNIMPLEMENTED (unknown component, named), INVALID_ARGUMENT (inconsistent tables, says where),
  * RESOURCE_EXHAUSTED. */
@@ -78,8 +52,12 @@ mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id);
 /* BOS that raw prompts get, UINT32_MAX if none. */
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer);
 
-/* Appends the bytes of all ids (special ones only if kept). INVALID_ARGUMENT for an id outside the
- * vocabulary. The bytes need not be UTF-8. */
+/* The SPECIAL or ADDED token of this text, UINT32_MAX if there is none. */
+uint32_t mr_tokenizer_find(const mr_tokenizer *tokenizer, mr_bytes text);
+
+/* Appends the bytes of all ids (special ones only if kept), as a text that begins here: the
+ * families that put a space in front of a text take it off again, which token_bytes does not know.
+ * INVALID_ARGUMENT for an id outside the vocabulary. The bytes need not be UTF-8. */
 MR_MUST_USE mr_status mr_tokenizer_decode(const mr_tokenizer *tokenizer, const uint32_t *ids,
                                           size_t count, bool keep_special, mr_buffer *out,
                                           mr_error *err);

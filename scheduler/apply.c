@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
+#include "scheduler/prefix.h"
+#include "scheduler/swap.h"
 
 /* A token that the step drew, with what was asked about it. */
 typedef struct drawn {
@@ -25,9 +27,11 @@ static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint6
 {
     mr_request *request = sequence->request;
     mr_group *group = sequence->group;
-    const mr_verdict verdict =
-        mr_scheduler_judge(s, request, mr_sequence_generated(sequence), d->token, &sequence->text);
+    mr_verdict verdict;
+    mr_scheduler_judge(s, request, mr_sequence_generated(sequence), d->token, &sequence->text,
+                       &verdict);
     sequence->tokens[sequence->n_tokens++] = d->token;
+    mr_fair_queue_serve(&s->fair, sequence, sequence->n_tokens - 1);
     sequence->cumulative += (double)d->logprob;
     group->n_generated++;
     s->stats.generated_tokens++;
@@ -37,7 +41,9 @@ static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint6
     if (verdict.finish != MR_FINISH_NONE) {
         mr_scheduler_settle(s, sequence, verdict.finish, now_ns);
     }
-    const mr_token_event event = {
+    /* Filled in its place: a copy of what was just written waits for every store before it. */
+    mr_token_event *entry = mr_scheduler_reserve(group);
+    *entry = (mr_token_event){
         .token = d->token,
         .choice = sequence->choice,
         .finish = (uint8_t)verdict.finish,
@@ -48,7 +54,10 @@ static void append(mr_scheduler *s, mr_sequence *sequence, const drawn *d, uint6
         .cumulative_logprob = sequence->cumulative,
         .text_bytes = verdict.text_bytes,
     };
-    mr_scheduler_push(s, group, &event, d->top);
+    for (uint32_t i = 0; i < d->n_top; i++) {
+        entry->top[i] = d->top[i];
+    }
+    mr_scheduler_give(s, group, entry);
 }
 
 /* False, and the request ended, if one of the rows is damaged. */
@@ -58,6 +67,7 @@ static bool check_rows(mr_scheduler *s, mr_sequence *sequence, const mr_step_out
     for (uint32_t row = first; row < first + count; row++) {
         if (output->corrupt[row] != 0 || output->tokens[row] >= s->options.vocab_size) {
             s->stats.corrupted++;
+            mr_scheduler_prefix_forget(s, sequence);
             mr_fail(&sequence->request->error, MR_INTERNAL,
                     "the model gave no usable logits for token %u of the sequence; the weights or "
                     "the device are damaged: compare the file's checksum, try another machine",
@@ -150,6 +160,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         part->sequence->n_computed += part->tokens;
     }
     count_step(s, tokens);
+    mr_swap_measure(s, tokens, now_ns);
     uint32_t row = 0;
     for (uint32_t i = 0; i < s->n_planned; i++) {
         const mr_planned *part = &s->planned[i];
@@ -161,6 +172,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         if (sequence->group->n_open == 0 || !check_rows(s, sequence, output, first, rows, now_ns)) {
             continue;
         }
+        mr_scheduler_prefix_register(s, sequence, part->tokens);
         take_scores(sequence->request, output, first, part->scored);
         if (sequence->group->beams != NULL) {
             apply_beams(s, part, output, first + part->scored, now_ns);
@@ -172,4 +184,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
     s->n_rows = 0;
     mr_scheduler_drop_ended(s);
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
+#ifdef MR_DEBUG_CHECKS
+    MR_CHECK(mr_block_pool_check(s->pool));
+#endif
 }

@@ -6,11 +6,9 @@
 #include "base/inbox.h"
 #include "base/log.h"
 
-#include <errno.h>
 #include <pthread.h>
 #include <stddef.h>
 #include <stdlib.h>
-#include <time.h>
 
 struct mr_engine {
     mr_clock clock;
@@ -21,6 +19,7 @@ struct mr_engine {
 
     /* The engine thread's alone, once it runs. */
     mr_block_pool *pool;
+    mr_host_tier *host_tier; /* NULL: none */
     mr_scheduler *scheduler;
     mr_batch_storage *storage;
     mr_error failure; /* status MR_OK until the device fails */
@@ -29,12 +28,12 @@ struct mr_engine {
 
     /* Everybody's, under the mutex. */
     pthread_mutex_t mutex;
-    pthread_cond_t changed; /* on CLOCK_MONOTONIC: a new snapshot, for drain() */
     mr_engine_stats snapshot;
     uint64_t submitted;
     uint64_t snapshot_taken;
-    bool refuses; /* no new requests */
-    bool quits;
+    bool reset_asked; /* of the prefix cache */
+    uint32_t generation;
+    bool quits; /* and takes no new requests */
 };
 
 static void take_inbox(mr_engine *engine)
@@ -123,7 +122,6 @@ static bool show(mr_engine *engine)
     engine->snapshot.busy = !mr_scheduler_idle(engine->scheduler);
     engine->snapshot_taken = engine->taken;
     const bool goes_on = !engine->quits;
-    pthread_cond_broadcast(&engine->changed);
     pthread_mutex_unlock(&engine->mutex);
     return goes_on;
 }
@@ -141,12 +139,26 @@ static void sleep_until(mr_engine *engine, uint64_t wake_ns)
     mr_event_wait(&engine->wake, until_ns);
 }
 
+/* After the inbox was taken: requests in there that came after the asking see it done. */
+static void reset_if_asked(mr_engine *engine)
+{
+    pthread_mutex_lock(&engine->mutex);
+    const bool asked = engine->reset_asked;
+    const uint32_t generation = engine->generation;
+    engine->reset_asked = false;
+    pthread_mutex_unlock(&engine->mutex);
+    if (asked) {
+        mr_scheduler_reset_prefix_cache(engine->scheduler, generation);
+    }
+}
+
 static void *engine_main(void *arg)
 {
     mr_engine *engine = arg;
     for (;;) {
         uint64_t wake_ns = MR_NEVER;
         take_inbox(engine);
+        reset_if_asked(engine);
         const bool ran = step(engine, &wake_ns);
         mr_scheduler_publish(engine->scheduler);
         if (!show(engine)) {
@@ -162,6 +174,37 @@ static void *engine_main(void *arg)
     return NULL;
 }
 
+/* Longer than any copy takes on a machine that works. */
+#define TRANSFER_TIMEOUT_NS (2 * MR_NS_PER_S)
+
+static mr_status create_tier(mr_engine *engine, const mr_engine_options *options, mr_error *err)
+{
+    if (options->host_memory == 0) {
+        return MR_OK;
+    }
+    const mr_host_tier_options tier = {
+        .memory_bytes = options->host_memory,
+        .block_bytes = options->block_bytes,
+        .timeout_ns = TRANSFER_TIMEOUT_NS,
+        .clock = options->clock,
+    };
+    return mr_host_tier_create(&tier, engine->exec, engine->pool, &engine->host_tier, err);
+}
+
+static mr_status create_cache(mr_engine *engine, const mr_engine_options *options, mr_error *err)
+{
+    if (!options->prefix_caching) {
+        return MR_OK;
+    }
+    mr_status status = mr_block_pool_enable_cache(engine->pool);
+    if (status == MR_OK && options->prefix_events > 0) {
+        status = mr_prefix_index_observe(mr_block_pool_index(engine->pool), options->prefix_events);
+    }
+    return status == MR_OK ? MR_OK
+                           : mr_fail(err, status, "no prefix index of %u KV blocks can be made",
+                                     options->n_blocks);
+}
+
 static mr_status create_parts(mr_engine *engine, const mr_engine_options *options, mr_error *err)
 {
     const mr_status status =
@@ -170,7 +213,11 @@ static mr_status create_parts(mr_engine *engine, const mr_engine_options *option
         return mr_fail(err, status, "no pool of %u KV blocks of %u tokens can be made",
                        options->n_blocks, options->block_size);
     }
-    MR_TRY(mr_scheduler_create(&options->scheduler, engine->pool, &engine->scheduler, err));
+    MR_TRY(create_cache(engine, options, err));
+    MR_TRY(create_tier(engine, options, err));
+    mr_scheduler_options scheduler = options->scheduler;
+    scheduler.host_tier = engine->host_tier;
+    MR_TRY(mr_scheduler_create(&scheduler, engine->pool, &engine->scheduler, err));
     mr_batch_limits limits;
     mr_scheduler_batch_limits(&options->scheduler, options->block_size, &limits);
     if (mr_batch_storage_create(&limits, &engine->storage) != MR_OK) {
@@ -184,22 +231,17 @@ static mr_status create_parts(mr_engine *engine, const mr_engine_options *option
 static void destroy_parts(mr_engine *engine)
 {
     mr_scheduler_destroy(engine->scheduler);
+    mr_host_tier_destroy(engine->host_tier);
     mr_batch_storage_destroy(engine->storage);
     mr_block_pool_destroy(engine->pool);
     mr_event_deinit(&engine->wake);
-    pthread_cond_destroy(&engine->changed);
     pthread_mutex_destroy(&engine->mutex);
     free(engine);
 }
 
 static void init_shared(mr_engine *engine)
 {
-    pthread_condattr_t attr;
-    MR_CHECK(pthread_condattr_init(&attr) == 0);
-    MR_CHECK(pthread_condattr_setclock(&attr, CLOCK_MONOTONIC) == 0);
-    MR_CHECK(pthread_cond_init(&engine->changed, &attr) == 0);
     MR_CHECK(pthread_mutex_init(&engine->mutex, NULL) == 0);
-    pthread_condattr_destroy(&attr);
     mr_event_init(&engine->wake);
     mr_inbox_init(&engine->inbox);
 }
@@ -235,7 +277,6 @@ void mr_engine_destroy(mr_engine *engine)
         return;
     }
     pthread_mutex_lock(&engine->mutex);
-    engine->refuses = true;
     engine->quits = true;
     pthread_mutex_unlock(&engine->mutex);
     mr_event_set(&engine->wake);
@@ -247,7 +288,7 @@ mr_status mr_engine_submit(mr_engine *engine, mr_request *request, mr_error *err
 {
     pthread_mutex_lock(&engine->mutex);
     const bool failed = engine->snapshot.failed;
-    const bool refused = failed || engine->refuses;
+    const bool refused = failed || engine->quits;
     if (!refused) {
         engine->submitted++;
     }
@@ -269,35 +310,28 @@ void mr_engine_cancel(mr_engine *engine, mr_request *request)
     mr_event_set(&engine->wake);
 }
 
-void mr_engine_stop_accepting(mr_engine *engine)
+uint32_t mr_engine_reset_prefix_cache(mr_engine *engine, uint32_t generation)
 {
     pthread_mutex_lock(&engine->mutex);
-    engine->refuses = true;
+    engine->reset_asked = true;
+    engine->generation = generation > engine->generation ? generation : engine->generation;
+    const uint32_t known = engine->snapshot.scheduler.prefix_blocks;
+    engine->snapshot.scheduler.prefix_blocks = 0;
     pthread_mutex_unlock(&engine->mutex);
+    mr_event_set(&engine->wake);
+    return known;
+}
+
+mr_ring *mr_engine_prefix_events(mr_engine *engine)
+{
+    mr_prefix_index *index = mr_block_pool_index(engine->pool);
+    return index == NULL ? NULL : mr_prefix_index_events(index);
 }
 
 /* Under the mutex. */
 static bool is_busy(const mr_engine *engine)
 {
     return engine->submitted != engine->snapshot_taken || engine->snapshot.busy;
-}
-
-bool mr_engine_drain(mr_engine *engine, uint64_t until_ns)
-{
-    const struct timespec until = {
-        .tv_sec = (time_t)(until_ns / MR_NS_PER_S),
-        .tv_nsec = (long)(until_ns % MR_NS_PER_S),
-    };
-    pthread_mutex_lock(&engine->mutex);
-    int rc = 0;
-    while (is_busy(engine) && rc != ETIMEDOUT) {
-        rc = until_ns == MR_NEVER
-                 ? pthread_cond_wait(&engine->changed, &engine->mutex)
-                 : pthread_cond_timedwait(&engine->changed, &engine->mutex, &until);
-    }
-    const bool drained = !is_busy(engine);
-    pthread_mutex_unlock(&engine->mutex);
-    return drained;
 }
 
 void mr_engine_stats_get(mr_engine *engine, mr_engine_stats *out)

@@ -18,11 +18,15 @@ typedef struct mr_engine_options {
     mr_scheduler_options scheduler;
     uint32_t block_size;
     uint32_t n_blocks; /* block 0 included; as the executor was compiled */
+    bool prefix_caching;
+    uint32_t prefix_events; /* capacity of mr_engine_prefix_events(); 0: none */
+    uint64_t host_memory;   /* bytes of the host tier; 0: none */
+    uint64_t block_bytes;   /* mr_kv_block_bytes(); with a host tier only */
     mr_clock clock;
 } mr_engine_options;
 
 /* Borrows `exec` until destroy; it must have been compiled for these options. Starts the thread.
- * Gives the engine. */
+ * Gives the engine. Errors of the host tier are those of mr_host_tier_create(). */
 MR_MUST_USE mr_status mr_engine_create(const mr_engine_options *options, mr_exec *exec,
                                        mr_engine **out, mr_error *err);
 
@@ -33,10 +37,13 @@ MR_MUST_USE mr_status mr_engine_submit(mr_engine *engine, mr_request *request, m
 /* Ends the request with CANCELLED at the next step; idempotent, harmless after its end. */
 void mr_engine_cancel(mr_engine *engine, mr_request *request);
 
-/* Refuses new requests from now on; what runs goes on. */
-void mr_engine_stop_accepting(mr_engine *engine);
-/* Waits until nothing waits or runs, or CLOCK_MONOTONIC passes until_ns: false then. */
-bool mr_engine_drain(mr_engine *engine, uint64_t until_ns);
+/* Forgets every cached block before the next step, and before any request that is submitted after
+ * the call; roots of this generation, or of a higher one asked for before, count from then on. What
+ * runs goes on. Gives the number of blocks that were known at the end of the last step. */
+uint32_t mr_engine_reset_prefix_cache(mr_engine *engine, uint32_t generation);
+/* What is registered and forgotten (cache/prefix_index.h), for one consumer at a time, until
+ * destroy; NULL when none was asked for. */
+mr_ring *mr_engine_prefix_events(mr_engine *engine);
 
 /* Ends everything as CANCELLED, joins the thread. Not from a sink. */
 void mr_engine_destroy(mr_engine *engine);

@@ -36,6 +36,7 @@ static void share(mr_scheduler *s, mr_sequence *to, const mr_sequence *from, uin
     to->first_block = 0;
     to->n_sent = 0;
     to->n_computed = count;
+    to->prefix_epoch = from->prefix_epoch;
 }
 
 /* Slot and own blocks for a choice that starts behind the prompt; false when they are not there. */
@@ -64,8 +65,7 @@ void mr_scheduler_fork(mr_scheduler *s, mr_sequence *first, uint32_t drawn)
         if (i < drawn && enter_fork(s, sequence)) {
             share(s, sequence, first, first->n_computed);
         } else {
-            sequence->state = MR_SEQUENCE_WAITING;
-            mr_sequence_list_insert(&s->waiting, sequence);
+            mr_scheduler_queue(s, sequence);
         }
     }
 }

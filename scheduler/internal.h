@@ -4,8 +4,12 @@
  * What the files of the scheduler share, and tests look into.
  *
  *   scheduler.c  create, add, fail, stats
+ *   fair_queue.c who of those that wait comes next
+ *   pace.c       how fast the queue moves
  *   plan.c       who runs, and how much of it
  *   residency.c  slots and blocks: admit, grow, preempt
+ *   swap.c       what is preempted, in the host tier (swap.h)
+ *   prefix.c     blocks that the prefix cache has (prefix.h)
  *   rows.c       rows of the batch, and their parameters
  *   apply.c      tokens of the finished step
  *   verdict.c    what a token does to its choice
@@ -19,6 +23,8 @@
 #define MILLRACE_SCHEDULER_INTERNAL_H
 
 #include "scheduler/beam.h"
+#include "scheduler/fair_queue.h"
+#include "scheduler/pace.h"
 #include "scheduler/scheduler.h"
 #include "scheduler/sequence.h"
 
@@ -40,15 +46,18 @@ struct mr_scheduler {
     uint32_t max_history;  /* history tokens of a step */
     uint32_t max_live;     /* requests, waiting and running */
     uint32_t max_blocks;   /* of one sequence */
+    mr_hasher *hasher;     /* owns; of blocks that output fills */
     uint32_t *eos;         /* owns, [n_eos]; options.eos points here */
     uint32_t *bias_tokens; /* owns: scratch for the list of a row that bans stop tokens */
     float *bias_values;
 
     /* A live sequence that is born is in exactly one of them between calls; of the beams of a
      * search the first stands for all. */
-    mr_sequence_list waiting;
-    mr_sequence_list running;
+    mr_sequence_list waiting; /* in order of arrival */
+    mr_sequence_list running; /* by rank: the first gets what the last has to give */
     mr_sequence_list draining;
+    mr_fair_queue fair; /* of those that wait */
+    mr_pace pace;
     uint32_t n_groups;         /* live requests */
     uint32_t n_groups_running; /* those that have something running */
     uint32_t n_sequences;      /* of live requests, the unborn and ended ones too */
@@ -75,10 +84,16 @@ struct mr_scheduler {
 
     uint64_t n_arrived; /* the last ticket */
     uint64_t window_ns; /* an idle scheduler gathers companions until then; 0: it does not */
-    uint64_t last_prefill_step; /* 0: none */
-    uint64_t last_ns;           /* the latest time seen */
-    uint32_t empty_plans;       /* in a row, though something runs and nothing is waited for */
-    mr_scheduler_stats stats;   /* counters; gauges are filled when asked for */
+    uint64_t last_prefill_step;  /* 0: none */
+    uint64_t last_ns;            /* the latest time seen */
+    uint32_t swept;              /* waiting ones that were looked at lately */
+    bool swept_all;              /* the last plan looked at all of them */
+    bool planned_none;           /* the last plan gave no step */
+    uint32_t n_moving;           /* sequences that move to or from the host tier */
+    uint64_t planned_ns;         /* when the step was planned */
+    double prefill_ns_per_token; /* measured; 0: not yet */
+    uint32_t empty_plans;        /* in a row, though something runs and nothing is waited for */
+    mr_scheduler_stats stats;    /* counters; gauges are filled when asked for */
 };
 
 /* outbox.c */
@@ -93,6 +108,10 @@ void mr_scheduler_close(mr_scheduler *scheduler, mr_group *group, mr_finish fini
  * takes it out of its list. */
 void mr_scheduler_settle(mr_scheduler *scheduler, mr_sequence *sequence, mr_finish finish,
                          uint64_t now_ns);
+/* The ring's next entry, for the caller to fill but for `last`; there is room for it. Then
+ * mr_scheduler_give makes it visible. */
+mr_token_event *mr_scheduler_reserve(mr_group *group);
+void mr_scheduler_give(mr_scheduler *scheduler, mr_group *group, mr_token_event *entry);
 /* Pushes an event; there is room for it. `top` is [event->n_top]. */
 void mr_scheduler_push(mr_scheduler *scheduler, mr_group *group, const mr_token_event *event,
                        const mr_alternative *top);
@@ -106,6 +125,9 @@ void mr_scheduler_end(mr_scheduler *scheduler, mr_group *group, mr_finish finish
 void mr_scheduler_drop_ended(mr_scheduler *scheduler);
 
 /* residency.c */
+
+/* Puts a sequence of a live request into the queue: WAITING. */
+void mr_scheduler_queue(mr_scheduler *scheduler, mr_sequence *sequence);
 
 typedef enum mr_admission {
     MR_ADMITTED,
@@ -167,8 +189,9 @@ typedef struct mr_verdict {
 } mr_verdict;
 
 /* What `token`, drawn after n_generated others, does to its choice; `text` moves on. */
-mr_verdict mr_scheduler_judge(const mr_scheduler *scheduler, const mr_request *request,
-                              uint32_t n_generated, uint32_t token, mr_text_state *text);
+void mr_scheduler_judge(const mr_scheduler *scheduler, const mr_request *request,
+                        uint32_t n_generated, uint32_t token, mr_text_state *text,
+                        mr_verdict *verdict);
 /* Whether end and stop tokens are banned for the token after n_generated others. */
 bool mr_scheduler_bans_stops(const mr_request *request, uint32_t n_generated);
 

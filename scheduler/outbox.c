@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/internal.h"
+#include "scheduler/swap.h"
 
 void mr_scheduler_announce(mr_scheduler *s, mr_group *group)
 {
@@ -19,6 +20,7 @@ void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint
     group->n_open--;
     usage->finish = finish > usage->finish ? finish : usage->finish;
     usage->completion_tokens += tokens;
+    usage->longest_choice = tokens > usage->longest_choice ? tokens : usage->longest_choice;
     usage->finished_ns = now_ns;
     if (group->n_open == 0) {
         s->stats.finished[usage->finish]++;
@@ -31,12 +33,13 @@ void mr_scheduler_close(mr_scheduler *s, mr_group *group, mr_finish finish, uint
 void mr_scheduler_settle(mr_scheduler *s, mr_sequence *sequence, mr_finish finish, uint64_t now_ns)
 {
     mr_scheduler_release(s, sequence);
+    mr_swap_forget(s, sequence);
+    mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_ENDED;
     mr_scheduler_close(s, sequence->group, finish, mr_sequence_generated(sequence), now_ns);
 }
 
-void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *event,
-                       const mr_alternative *top)
+mr_token_event *mr_scheduler_reserve(mr_group *group)
 {
     mr_ring *ring = &group->request->events;
     if (group->ring_space <= group->n_open) {
@@ -44,14 +47,26 @@ void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *e
     }
     mr_token_event *entry = mr_ring_reserve(ring);
     MR_CHECK(entry != NULL && group->ring_space > 0);
-    *entry = *event;
+    return entry;
+}
+
+void mr_scheduler_give(mr_scheduler *s, mr_group *group, mr_token_event *entry)
+{
     entry->last = group->n_open == 0;
+    mr_ring_commit(&group->request->events);
+    group->ring_space--;
+    mr_scheduler_announce(s, group);
+}
+
+void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *event,
+                       const mr_alternative *top)
+{
+    mr_token_event *entry = mr_scheduler_reserve(group);
+    *entry = *event;
     for (uint32_t i = 0; i < event->n_top; i++) {
         entry->top[i] = top[i];
     }
-    mr_ring_commit(ring);
-    group->ring_space--;
-    mr_scheduler_announce(s, group);
+    mr_scheduler_give(s, group, entry);
 }
 
 void mr_scheduler_push_end(mr_scheduler *s, mr_group *group, uint32_t choice, mr_finish finish)
@@ -72,6 +87,7 @@ static void end_search(mr_scheduler *s, mr_group *group, mr_finish finish, uint6
 {
     mr_beams *beams = group->beams;
     mr_scheduler_release(s, &group->sequences[0]);
+    mr_fair_queue_leave(&s->fair, &group->sequences[0]);
     group->sequences[0].state = MR_SEQUENCE_ENDED;
     while (group->n_open > 0) {
         mr_scheduler_close(s, group, finish, beams->token, now_ns);

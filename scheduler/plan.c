@@ -1,18 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Planning a step: drop who is cancelled or overdue, give decodes the blocks they need, then fill
- * the token budget with decodes first and prefill chunks after them, oldest first. The work is in
- * proportion to the sequences and the tokens of the step, never to contexts or to the pool.
+ * the token budget with decodes first and prefill chunks after them, best claim first. Who comes in
+ * is the fair queue's to say. The work is in proportion to the sequences and the tokens of the
+ * step, never to contexts or to the pool.
  */
 #include "base/checked.h"
 #include "base/log.h"
 #include "scheduler/internal.h"
+#include "scheduler/swap.h"
 
 /* How often the ring of a paused sequence is looked at while nothing else runs. */
 #define PAUSED_POLL_NS (5 * MR_NS_PER_MS)
 
 /* Entries that must be free for a step: a token of each open choice, and its last event. */
 #define RING_PER_CHOICE 2u
+
+/* Of those that wait, so many are looked at in a step, or one in so many if that is more. */
+#define SWEEP_LEAST 256u
+#define SWEEP_SHARE 8u
 
 /* True: it has been paused for too long. */
 static bool is_overdue(mr_scheduler *s, const mr_group *group, uint64_t now_ns, uint64_t *wake_ns)
@@ -81,10 +87,16 @@ static void check_life(mr_scheduler *s, mr_group *group, uint64_t now_ns, uint64
     *wake_ns = drains ? *wake_ns : mr_min_u64(*wake_ns, group->limit_ns);
 }
 
-static void sweep(mr_scheduler *s, mr_sequence_list *list, uint64_t now_ns, uint64_t *wake_ns)
+/* A part of one of the lists. */
+typedef struct stretch {
+    mr_sequence *const *items;
+    uint32_t count;
+} stretch;
+
+static void sweep(mr_scheduler *s, stretch part, uint64_t now_ns, uint64_t *wake_ns)
 {
-    for (uint32_t i = 0; i < list->count; i++) {
-        mr_sequence *sequence = list->items[i];
+    for (uint32_t i = 0; i < part.count; i++) {
+        mr_sequence *sequence = part.items[i];
         /* The end of one choice may have been that of others. */
         if (sequence->state == MR_SEQUENCE_ENDED) {
             continue;
@@ -109,13 +121,37 @@ static void drain(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
     }
 }
 
+/* What is looked at of those that wait: all, or, where they are many and steps follow each other, a
+ * part in turn. */
+static stretch next_waiting(mr_scheduler *s)
+{
+    const uint32_t all = s->waiting.count;
+    const uint32_t share = (all + SWEEP_SHARE - 1) / SWEEP_SHARE;
+    const uint32_t most = s->planned_none ? all : share > SWEEP_LEAST ? share : SWEEP_LEAST;
+    const uint32_t from = most < all && s->swept < all ? s->swept : 0;
+    const uint32_t count = mr_min_u32(most, all - from);
+    s->swept = from + count;
+    return (stretch){s->waiting.items + from, count};
+}
+
+/* Drops those from `waiting` that have left the queue. */
+static void drop_left(mr_scheduler *s)
+{
+    if (s->waiting.count != s->fair.count) {
+        mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    }
+}
+
 static void sweep_all(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
 {
-    sweep(s, &s->running, now_ns, wake_ns);
-    sweep(s, &s->waiting, now_ns, wake_ns);
-    sweep(s, &s->draining, now_ns, wake_ns);
+    const uint32_t waiting = s->waiting.count;
+    const stretch part = next_waiting(s);
+    sweep(s, (stretch){s->running.items, s->running.count}, now_ns, wake_ns);
+    sweep(s, part, now_ns, wake_ns);
+    sweep(s, (stretch){s->draining.items, s->draining.count}, now_ns, wake_ns);
+    s->swept_all = part.count == waiting;
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
-    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    drop_left(s);
     mr_sequence_list_keep(&s->draining, MR_SEQUENCE_DRAINING);
     drain(s, now_ns, wake_ns);
     mr_sequence_list_keep(&s->draining, MR_SEQUENCE_DRAINING);
@@ -169,24 +205,28 @@ static void end_outgrown(mr_scheduler *s, mr_sequence *sequence, uint64_t now_ns
     mr_scheduler_end(s, sequence->group, MR_FINISH_ERROR, now_ns);
 }
 
-/* Gives decodes their next blocks, oldest first. One that gets none stays where it is and sits this
- * step out: an older one may take its blocks, or another's end gives it some. */
-static void grow_decodes(mr_scheduler *s, uint64_t now_ns)
+/* Gives decodes their next blocks, best claim first. One that gets none stays where it is and sits
+ * this step out: a better one may take its blocks, or another's end gives it some. Returns whether
+ * there is one. */
+static bool grow_decodes(mr_scheduler *s, uint64_t now_ns)
 {
-    bool exhausted = false; /* what an older one could not get, a newer one cannot either */
-    for (uint32_t i = 0; i < s->running.count && !exhausted; i++) {
+    /* What a better one could not get, a worse one cannot either, but for a protected one. */
+    bool exhausted = false;
+    for (uint32_t i = 0; i < s->running.count; i++) {
         mr_sequence *sequence = s->running.items[i];
         if (sequence->state != MR_SEQUENCE_RUNNING || mr_group_paused(sequence->group) ||
-            !decodes(sequence) || mr_scheduler_has_room(s, sequence) || mr_scheduler_grow(s, i)) {
+            !decodes(sequence) || mr_scheduler_has_room(s, sequence) ||
+            (exhausted && !mr_scheduler_protects(s, sequence)) || mr_scheduler_grow(s, i)) {
             continue;
         }
         exhausted = true;
-        if (runs_alone(s)) {
+        if (runs_alone(s) && !mr_swap_moving(s)) {
             end_outgrown(s, sequence, now_ns);
         }
     }
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
-    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    drop_left(s);
+    return exhausted;
 }
 
 /* Puts the next token of a decode into the batch; of all beams or of none. */
@@ -251,25 +291,34 @@ static void plan_prefill(mr_scheduler *s, mr_sequence *sequence, mr_batch_storag
     }
 }
 
-/* Takes waiting ones in, in order of arrival, as far as slots, blocks and tokens go. */
+/* Takes waiting ones in, as far as slots, blocks and tokens go. */
 static void plan_admissions(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage)
 {
-    for (uint32_t i = 0; i < s->waiting.count && s->tokens_left > 0; i++) {
-        mr_sequence *sequence = s->waiting.items[i];
-        if (mr_group_paused(sequence->group)) {
-            continue; /* its reader is behind: nobody waits for that */
+    uint32_t left = 0;
+    mr_fair_queue_begin(&s->fair, now_ns);
+    while (s->tokens_left > 0 && s->n_free_slots > 0) {
+        mr_sequence *sequence = mr_fair_queue_next(&s->fair);
+        if (sequence == NULL) {
+            break;
         }
         const mr_admission admission = mr_scheduler_admit(s, sequence, now_ns);
         if (admission == MR_ADMIT_LATER) {
-            break;
-        }
-        if (admission == MR_ADMIT_NEVER) {
+            mr_fair_queue_pass_over(&s->fair, sequence);
+        } else if (admission == MR_ADMIT_NEVER) {
             end_outgrown(s, sequence, now_ns);
+            left++;
         } else {
-            plan_prefill(s, sequence, storage);
+            mr_fair_queue_admitted(&s->fair, sequence);
+            if (!sequence->moving) {
+                plan_prefill(s, sequence, storage);
+            }
+            left++;
         }
     }
-    mr_sequence_list_keep(&s->waiting, MR_SEQUENCE_WAITING);
+    if (left > 0) {
+        mr_pace_moved(&s->pace, left, now_ns);
+        drop_left(s);
+    }
 }
 
 /* Chunks of the resident sequences, then of those that can be admitted. */
@@ -278,7 +327,7 @@ static void plan_prefills(mr_scheduler *s, uint64_t now_ns, bool admit, mr_batch
     const uint32_t before = s->n_planned;
     for (uint32_t i = 0; i < s->running.count && s->tokens_left > 0; i++) {
         mr_sequence *sequence = s->running.items[i];
-        if (!mr_group_paused(sequence->group) && !decodes(sequence)) {
+        if (!mr_group_paused(sequence->group) && !sequence->moving && !decodes(sequence)) {
             plan_prefill(s, sequence, storage);
         }
     }
@@ -316,6 +365,10 @@ static const mr_sequence *find_stuck(const mr_scheduler *s)
 static void guard_against_stall(mr_scheduler *s, uint64_t now_ns, uint64_t *wake_ns)
 {
     const mr_sequence *stuck = find_stuck(s);
+    if (mr_swap_moving(s)) {
+        *wake_ns = mr_min_u64(*wake_ns, mr_time_add(now_ns, MR_SWAP_POLL_NS));
+        stuck = NULL;
+    }
     if (stuck == NULL) {
         s->empty_plans = 0;
         return;
@@ -345,23 +398,26 @@ static void reset_budget(mr_scheduler *s)
     s->history_left = s->max_history;
 }
 
-bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage,
-                       uint64_t *wake_ns)
+static bool plan_step(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage,
+                      uint64_t *wake_ns)
 {
     s->last_ns = now_ns;
     reset_budget(s);
     *wake_ns = MR_NEVER;
+    mr_swap_poll(s, now_ns);
     sweep_all(s, now_ns, wake_ns);
     if (gathering(s, now_ns, wake_ns)) {
         return false;
     }
     const uint64_t preemptions = s->stats.preemptions;
-    grow_decodes(s, now_ns);
+    const bool short_of_blocks = grow_decodes(s, now_ns);
     plan_decodes(s, storage);
     const uint64_t since_prefill = s->stats.steps + 1 - s->last_prefill_step;
     if (s->n_planned == 0 || since_prefill >= s->options.prefill_interval) {
-        /* Blocks that were just taken from one are not for another to fill. */
-        plan_prefills(s, now_ns, s->stats.preemptions == preemptions, storage);
+        /* Blocks that were just taken from one, or that one waits for, are not for another to
+         * fill. */
+        const bool admit = s->stats.preemptions == preemptions && !short_of_blocks;
+        plan_prefills(s, now_ns, admit, storage);
     }
     if (s->n_planned == 0) {
         guard_against_stall(s, now_ns, wake_ns);
@@ -370,6 +426,17 @@ bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *stora
     s->empty_plans = 0;
     s->stats.steps++;
     return true;
+}
+
+bool mr_scheduler_plan(mr_scheduler *s, uint64_t now_ns, mr_batch_storage *storage,
+                       uint64_t *wake_ns)
+{
+    const bool planned = plan_step(s, now_ns, storage, wake_ns);
+    s->planned_none = !planned;
+    if (!planned && !s->swept_all) {
+        *wake_ns = now_ns; /* for the deadlines of those that were not looked at */
+    }
+    return planned;
 }
 
 const mr_block_copy *mr_scheduler_copies(const mr_scheduler *s, size_t *count)

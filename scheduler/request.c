@@ -72,6 +72,23 @@ static mr_status check_lists(const mr_request_spec *spec, mr_error *err)
     return MR_OK;
 }
 
+static mr_status check_share(const mr_request_spec *spec, mr_error *err)
+{
+    if (spec->tenant >= MR_MAX_TENANTS || spec->weight > MR_MAX_WEIGHT) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "weight",
+                             "tenant %u has weight %u: tenants are numbers below %u, weights at "
+                             "most %u",
+                             spec->tenant, spec->weight, MR_MAX_TENANTS, MR_MAX_WEIGHT);
+    }
+    const int32_t priority = spec->params.priority;
+    if (priority < -MR_MAX_PRIORITY || priority > MR_MAX_PRIORITY) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "priority",
+                             "priority is %d: it must be from %d to %d", priority, -MR_MAX_PRIORITY,
+                             MR_MAX_PRIORITY);
+    }
+    return MR_OK;
+}
+
 static mr_status check_spec(const mr_request_spec *spec, mr_error *err)
 {
     if (strlen(spec->id) > MR_REQUEST_ID_MAX) {
@@ -103,6 +120,7 @@ static mr_status check_spec(const mr_request_spec *spec, mr_error *err)
                              "a ring of %u events was asked for, at most %u are possible",
                              spec->ring_capacity, MR_RING_MAX_CAPACITY);
     }
+    MR_TRY(check_share(spec, err));
     MR_TRY(check_choices(&spec->params, err));
     return check_lists(spec, err);
 }
@@ -188,10 +206,36 @@ static mr_status fill_prompt(mr_request *request, const mr_request_spec *spec)
                                                                            : MR_OK;
 }
 
+/* On the caller's thread, so that the engine hashes no prompt. */
+static mr_status fill_hashes(mr_request *request, const mr_prefix_root *root)
+{
+    if (root == NULL) {
+        return MR_OK;
+    }
+    const uint32_t size = root->block_size;
+    const uint32_t count = request->n_prompt / size;
+    mr_hasher *hasher = NULL;
+    request->prefix = *root;
+    request->hashes = mr_calloc((size_t)count + 1, sizeof(*request->hashes));
+    if (request->hashes == NULL || mr_hasher_create(&hasher) != MR_OK) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    const mr_block_hash *parent = &request->prefix.hash;
+    for (uint32_t i = 0; i < count; i++) {
+        mr_prefix_block_hash(hasher, parent, request->prompt + (size_t)i * size, size,
+                             &request->hashes[i]);
+        parent = &request->hashes[i];
+    }
+    mr_hasher_destroy(hasher);
+    return MR_OK;
+}
+
 /* `request` is zeroed, its cancel flag therefore clear. */
 static mr_status fill(mr_request *request, const mr_request_spec *spec)
 {
     memcpy(request->id, spec->id, strlen(spec->id) + 1);
+    request->tenant = spec->tenant;
+    request->weight = spec->weight == 0 ? 1 : spec->weight;
     request->params = spec->params;
     request->params.n = spec->params.n == 0 ? 1 : spec->params.n;
     request->params.beam_width = spec->params.beam_width == 0 ? 1 : spec->params.beam_width;
@@ -205,6 +249,7 @@ static mr_status fill(mr_request *request, const mr_request_spec *spec)
     mr_inbox_node_init(&request->to_engine);
     MR_TRY(fill_prompt(request, spec));
     MR_TRY(fill_lists(request, spec));
+    MR_TRY(fill_hashes(request, spec->prefix));
 
     const uint32_t least = RING_PER_CHOICE * request->params.n;
     const uint32_t asked = spec->ring_capacity == 0 ? DEFAULT_RING_CAPACITY : spec->ring_capacity;
@@ -218,6 +263,7 @@ static void destroy(mr_request *request)
     mr_group_destroy(request->group);
     mr_ring_deinit(&request->events);
     mr_stop_destroy(request->stop);
+    free(request->hashes);
     free(request->prompt_logprobs);
     free(request->prompt_top);
     free(request->bias_tokens);

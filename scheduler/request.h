@@ -21,6 +21,7 @@
 #include "base/inbox.h"
 #include "base/ring.h"
 #include "base/status.h"
+#include "cache/prefix_hash.h"
 #include "kernels/batch.h"
 #include "scheduler/stop.h"
 
@@ -33,6 +34,9 @@
 #define MR_MAX_TOP_LOGPROBS 20u   /* alternatives a caller may ask for */
 #define MR_MAX_LOGIT_BIAS   1024u /* entries */
 #define MR_MAX_STOP_TOKENS  64u
+#define MR_MAX_TENANTS      256u
+#define MR_MAX_WEIGHT       1000u
+#define MR_MAX_PRIORITY     1000
 
 /* Values equal millrace.v1.FinishReason. */
 typedef enum mr_finish {
@@ -73,7 +77,8 @@ typedef struct mr_request_params {
     bool logprobs;
     uint8_t top_logprobs; /* 0 … MR_MAX_TOP_LOGPROBS; 0 with beams */
     bool logprobs_processed;
-    bool prompt_logprobs;   /* with top_logprobs alternatives each, whatever `logprobs` is */
+    bool prompt_logprobs; /* with top_logprobs alternatives each, whatever `logprobs` is */
+    int32_t priority; /* higher runs first among its tenant's; −MR_MAX_PRIORITY … MR_MAX_PRIORITY */
     uint64_t time_limit_ns; /* from arrival on, 0: none; ends every choice with TIME_LIMIT, what was
                                produced stays and the request's error is MR_OK */
 } mr_request_params;
@@ -110,6 +115,7 @@ typedef struct mr_prompt_logprob {
 typedef struct mr_request_usage {
     uint32_t prompt_tokens;
     uint32_t completion_tokens; /* of all choices; with beams of those that are given */
+    uint32_t longest_choice;    /* tokens of the one of them that has most */
     uint32_t cached_tokens;
     uint32_t preemptions; /* of all choices; max_preemptions bounds each */
     uint64_t arrived_ns;
@@ -131,6 +137,8 @@ struct mr_sink {
 struct mr_request {
     /* Set by the creator before submit, read-only afterwards. */
     char id[MR_REQUEST_ID_MAX + 1];
+    uint32_t tenant;  /* whose it is: a number that the caller gives a meaning */
+    uint32_t weight;  /* of the tenant's share, at least 1; all its requests have the same */
     uint32_t *prompt; /* owns, [n_prompt]; the engine appends the output behind it */
     uint32_t n_prompt;
     mr_request_params params; /* n and beam_width at least 1 */
@@ -141,6 +149,9 @@ struct mr_request {
     uint32_t n_stop_tokens;
     mr_stop *stop; /* owns; NULL: no stop strings */
     uint64_t key;  /* Philox key, from seed and prompt */
+    mr_prefix_root prefix;
+    mr_block_hash *hashes; /* owns, [n_prompt / prefix.block_size] and one more: of the blocks that
+                              the prompt fills; NULL: no prefix caching */
     uint64_t arrived_ns;
     uint64_t deadline_ns; /* MR_NEVER: none */
     mr_sink *sink;        /* borrows until its publish() for the last event has returned */
@@ -170,6 +181,8 @@ struct mr_request {
 
 typedef struct mr_request_spec {
     const char *id;         /* NUL-terminated, at most MR_REQUEST_ID_MAX bytes */
+    uint32_t tenant;        /* below MR_MAX_TENANTS */
+    uint32_t weight;        /* 1 … MR_MAX_WEIGHT; 0 counts as 1 */
     const uint32_t *prompt; /* copied */
     uint32_t n_prompt;      /* at least 1 */
     mr_request_params params;
@@ -178,6 +191,8 @@ typedef struct mr_request_spec {
     uint32_t n_bias;             /* at most MR_MAX_LOGIT_BIAS */
     const uint32_t *stop_tokens; /* copied, [n_stop_tokens]; below the vocabulary size */
     uint32_t n_stop_tokens;      /* at most MR_MAX_STOP_TOKENS */
+    /* NULL: its blocks are neither looked for nor kept. Copied; block_size is at least 1. */
+    const mr_prefix_root *prefix;
     mr_stop *stop; /* NULL: none; taken when create gives a request, else it stays the caller's */
     uint64_t arrived_ns;
     uint64_t deadline_ns;

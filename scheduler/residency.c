@@ -2,7 +2,8 @@
 /*
  * Who has a slot and blocks. Why everybody ends: a sequence that was preempted max_preemptions
  * times comes back only with the blocks of its whole remaining life, needs nothing more and is
- * preempted no more; of the others the oldest takes from the newer ones; and one that runs alone
+ * preempted no more; of the others the one with the best claim (priority, then arrival) takes from
+ * those with a worse one, and the preempted one from all of them; and one that runs alone
  * and has the whole pool is ended if that is not enough. The beams of a search come and go
  * together and count as one sequence here.
  *
@@ -11,6 +12,8 @@
  */
 #include "base/log.h"
 #include "scheduler/internal.h"
+#include "scheduler/prefix.h"
+#include "scheduler/swap.h"
 
 bool mr_scheduler_protects(const mr_scheduler *s, const mr_sequence *sequence)
 {
@@ -64,10 +67,19 @@ void mr_scheduler_release(mr_scheduler *s, mr_sequence *sequence)
 void mr_scheduler_enter(mr_scheduler *s, mr_sequence *sequence)
 {
     mr_group *group = sequence->group;
+    mr_fair_queue_leave(&s->fair, sequence);
     sequence->state = MR_SEQUENCE_RUNNING;
+    sequence->keeps = mr_scheduler_protects(s, sequence);
     s->n_groups_running += group->n_running == 0;
     group->n_running++;
     mr_sequence_list_insert(&s->running, sequence);
+}
+
+void mr_scheduler_queue(mr_scheduler *s, mr_sequence *sequence)
+{
+    sequence->state = MR_SEQUENCE_WAITING;
+    mr_fair_queue_return(&s->fair, sequence);
+    mr_sequence_list_insert(&s->waiting, sequence);
 }
 
 /* Blocks that a sequence comes in with, and those of each further beam: the prompt's full blocks
@@ -113,7 +125,8 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
 {
     const uint32_t members = n_members(sequence);
     demand d = demand_of(s, sequence, mr_scheduler_protects(s, sequence));
-    if (d.all > s->total_blocks) {
+    const bool alone = d.all > s->total_blocks;
+    if (alone) {
         /* It will have the pool to itself, and end when it outgrows that. */
         d = demand_of(s, sequence, false);
         d.free = s->total_blocks;
@@ -122,10 +135,22 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         return MR_ADMIT_NEVER;
     }
     d.free = d.free > s->total_blocks ? s->total_blocks : d.free;
-    if (s->n_free_slots < members || mr_block_pool_available(s->pool) < d.free) {
+    const uint64_t least = d.free - mr_scheduler_prefix_limit(s, sequence);
+    const uint32_t available = mr_block_pool_available(s->pool);
+    if (s->n_free_slots < members || available < least || (alone && available < s->total_blocks)) {
+        /* Without looking anything up: it is asked again every step. Who wants all waits also for
+         * blocks that it would find and share, which are another's. */
         return MR_ADMIT_LATER;
     }
-    mr_scheduler_take(s, sequence, 0, (uint32_t)d.first);
+    /* Into the table of the slot that it would get. */
+    uint32_t *blocks = s->tables + (size_t)s->free_slots[s->n_free_slots - 1] * s->max_blocks;
+    const mr_prefix_hits hits = mr_scheduler_prefix_find(s, sequence, blocks);
+    if (mr_block_pool_available(s->pool) - hits.idle < d.free - hits.count) {
+        return MR_ADMIT_LATER;
+    }
+    mr_scheduler_prefix_take(s, sequence, &hits, blocks);
+    mr_scheduler_take(s, sequence, hits.count, (uint32_t)d.first - hits.count);
+    sequence->first_block = 0;
     for (uint32_t i = 1; i < members; i++) {
         mr_scheduler_take(s, &sequence[i], sequence->request->n_prompt / s->block_size,
                           (uint32_t)d.further);
@@ -134,6 +159,7 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
         sequence->group->beams->attached = false;
     }
     mr_scheduler_enter(s, sequence);
+    mr_swap_in(s, sequence);
     if (sequence->request->usage.scheduled_ns == 0) {
         sequence->request->usage.scheduled_ns = now_ns;
     }
@@ -142,43 +168,49 @@ mr_admission mr_scheduler_admit(mr_scheduler *s, mr_sequence *sequence, uint64_t
 
 static void preempt(mr_scheduler *s, mr_sequence *victim)
 {
-    const uint32_t lost = victim->n_computed;
+    const bool kept = mr_swap_out(s, victim);
+    const uint32_t lost = kept ? 0 : victim->n_computed;
     const uint32_t before = s->total_blocks - mr_block_pool_available(s->pool);
     mr_scheduler_release(s, victim);
-    victim->state = MR_SEQUENCE_WAITING;
-    mr_sequence_list_insert(&s->waiting, victim);
+    mr_scheduler_queue(s, victim);
     victim->preemptions++;
     victim->request->usage.preemptions++;
     s->stats.preemptions++;
+    s->stats.preempted_tokens += lost;
 
+    /* Not folded: each names another request, and max_preemptions bounds them. */
     char id[2 * MR_REQUEST_ID_MAX + 3];
-    mr_log_folded(MR_LOG_INFO, "scheduler", "preempted",
-                  "request_id=%s choice=%u tokens_lost=%u preemptions=%u kv_blocks_before=%u "
-                  "kv_blocks_after=%u kv_blocks_total=%u",
-                  mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice, lost,
-                  victim->preemptions, before, s->total_blocks - mr_block_pool_available(s->pool),
-                  s->total_blocks);
+    mr_log(MR_LOG_INFO, "scheduler", "preempted",
+           "request_id=%s choice=%u priority=%d tokens_lost=%u tokens_swapped=%u preemptions=%u "
+           "kv_blocks_before=%u kv_blocks_after=%u kv_blocks_total=%u",
+           mr_log_quote(victim->request->id, id, sizeof(id)), victim->choice,
+           victim->request->params.priority, lost, victim->n_kept, victim->preemptions, before,
+           s->total_blocks - mr_block_pool_available(s->pool), s->total_blocks);
 }
 
-/* A paused one, which could not use its blocks now, else the newest that came after running[index].
- * NULL when there is none. */
+/* A paused one, which could not use its blocks now, else of those with a worse claim than
+ * running[index] the one with the worst: the lowest priority, then the newest. NULL when there is
+ * none. */
 static mr_sequence *choose_victim(const mr_scheduler *s, uint32_t index)
 {
-    mr_sequence *newest = NULL;
+    mr_sequence *worst = NULL;
+    /* A protected one lacks blocks only if its whole life is more than the pool. It came in when
+     * nobody else was there; who came after it, whatever the claim, gives way. */
+    const bool from_all = mr_scheduler_protects(s, s->running.items[index]);
     for (uint32_t i = s->running.count; i-- > 0;) {
         mr_sequence *sequence = s->running.items[i];
-        if (i == index || sequence->state != MR_SEQUENCE_RUNNING ||
+        if (i == index || sequence->state != MR_SEQUENCE_RUNNING || sequence->moving ||
             mr_scheduler_protects(s, sequence)) {
             continue;
         }
         if (mr_group_paused(sequence->group)) {
             return sequence;
         }
-        if (newest == NULL && i > index) {
-            newest = sequence;
+        if (worst == NULL && (i > index || from_all)) {
+            worst = sequence;
         }
     }
-    return newest;
+    return worst;
 }
 
 /* Live members: those that have tokens to compute. */
@@ -209,12 +241,15 @@ bool mr_scheduler_grow(mr_scheduler *s, uint32_t index)
     for (uint32_t i = 0; i < members; i++) {
         lacking += lacks_block(s, &sequence[i]);
     }
-    while (mr_block_pool_available(s->pool) < lacking) {
+    while (mr_block_pool_available(s->pool) + mr_swap_freeing(s) < lacking) {
         mr_sequence *victim = choose_victim(s, index);
         if (victim == NULL) {
             return false;
         }
         preempt(s, victim);
+    }
+    if (mr_block_pool_available(s->pool) < lacking) {
+        return false; /* the blocks come when a victim has been copied out */
     }
     for (uint32_t i = 0; i < members; i++) {
         if (lacks_block(s, &sequence[i])) {

@@ -160,27 +160,44 @@ static uint32_t add_drawn_rows(mr_scheduler *s, const mr_sequence *sequence,
     return count;
 }
 
-static uint32_t add_tokens(mr_scheduler *s, const mr_sequence *sequence, uint32_t end,
-                           mr_batch_storage *storage)
+/* The tokens of one block, from `position` to before `end`. */
+static void add_block_tokens(mr_scheduler *s, const mr_sequence *sequence, uint32_t position,
+                             uint32_t end, mr_batch_storage *storage)
 {
-    const uint32_t score_first = scores(sequence) ? score_from(sequence) : UINT32_MAX;
-    uint32_t index = sequence->n_computed / s->block_size;
-    uint32_t offset = sequence->n_computed % s->block_size;
+    const uint32_t block = sequence->blocks[position / s->block_size];
+    const uint32_t kv_slot = block * s->block_size + position % s->block_size;
+    MR_CHECK(mr_batch_add_span(storage, sequence->tokens + position, end - position, position,
+                               kv_slot) == MR_OK);
+}
+
+/* Tokens that score the next one each have a row: they come one by one. */
+static uint32_t add_scoring_tokens(mr_scheduler *s, const mr_sequence *sequence, uint32_t position,
+                                   uint32_t end, mr_batch_storage *storage)
+{
     uint32_t scored = 0;
-    for (uint32_t position = sequence->n_computed; position < end; position++) {
-        const uint32_t kv_slot = sequence->blocks[index] * s->block_size + offset;
-        const int32_t token = (int32_t)sequence->tokens[position];
-        MR_CHECK(mr_batch_add_token(storage, token, position, &kv_slot) == MR_OK);
-        if (position >= score_first && position + 1 < sequence->request->n_prompt) {
+    for (; position < end; position++) {
+        add_block_tokens(s, sequence, position, position + 1, storage);
+        if (position + 1 < sequence->request->n_prompt) {
             add_score_row(s, sequence, position, scored == 0, storage);
             scored++;
         }
-        if (++offset == s->block_size) {
-            offset = 0;
-            index++;
-        }
     }
     return scored;
+}
+
+static uint32_t add_tokens(mr_scheduler *s, const mr_sequence *sequence, uint32_t end,
+                           mr_batch_storage *storage)
+{
+    const uint32_t first_scored = scores(sequence) ? score_from(sequence) : end;
+    const uint32_t plain = mr_min_u32(first_scored, end);
+    uint32_t position = sequence->n_computed;
+    while (position < plain) {
+        const uint32_t block_end = (position / s->block_size + 1) * s->block_size;
+        const uint32_t to = mr_min_u32(block_end, plain);
+        add_block_tokens(s, sequence, position, to, storage);
+        position = to;
+    }
+    return add_scoring_tokens(s, sequence, position, end, storage);
 }
 
 void mr_scheduler_emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count,
@@ -191,6 +208,7 @@ void mr_scheduler_emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count,
         mr_batch_reset(storage);
     }
     MR_CHECK(mr_batch_add_seq(storage, sequence->slot, end, 0) == MR_OK);
+    mr_batch_set_rope_length(storage, sequence->request->n_prompt);
     /* Blocks are told as they come into use, which bounds what a step has to tell. */
     const uint32_t in_use = mr_blocks_for(end, s->block_size);
     for (; sequence->n_sent < in_use; sequence->n_sent++) {

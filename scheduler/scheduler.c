@@ -4,9 +4,8 @@
 #include "base/checked.h"
 #include "scheduler/internal.h"
 
+#include <inttypes.h>
 #include <stdlib.h>
-
-#define RETRY_AFTER_MS 1000u
 
 /* History tokens of a step: enough for whole contexts of forked sequences, within this. The memory
  * is touched only when they are sent. */
@@ -86,22 +85,26 @@ static mr_status allocate(mr_scheduler *s)
     s->planned = mr_calloc(slots, sizeof(*s->planned));
     s->news = mr_calloc(s->max_news, sizeof(*s->news));
     s->group = mr_calloc(s->max_news, sizeof(*s->group));
+    MR_TRY(mr_hasher_create(&s->hasher));
     if (s->eos == NULL || s->bias_tokens == NULL || s->bias_values == NULL || s->copies == NULL ||
         s->tables == NULL || s->free_slots == NULL || s->planned == NULL || s->news == NULL ||
         s->group == NULL) {
         return MR_RESOURCE_EXHAUSTED;
     }
-    MR_TRY(mr_sequence_list_init(&s->waiting, s->max_live));
-    MR_TRY(mr_sequence_list_init(&s->draining, s->max_live));
+    MR_TRY(mr_fair_queue_init(&s->fair, &s->options.fair, s->max_live));
+    MR_TRY(mr_sequence_list_init(&s->waiting, s->max_live, false));
+    MR_TRY(mr_sequence_list_init(&s->draining, s->max_live, false));
     /* Forks, which have a row each, come in before those that ended in the step are dropped. */
-    return mr_sequence_list_init(&s->running, s->max_running + s->max_rows);
+    return mr_sequence_list_init(&s->running, s->max_running + s->max_rows, true);
 }
 
 static void deallocate(mr_scheduler *s)
 {
+    mr_fair_queue_deinit(&s->fair);
     mr_sequence_list_deinit(&s->waiting);
     mr_sequence_list_deinit(&s->running);
     mr_sequence_list_deinit(&s->draining);
+    mr_hasher_destroy(s->hasher);
     free(s->eos);
     free(s->bias_tokens);
     free(s->bias_values);
@@ -133,6 +136,7 @@ static void init(mr_scheduler *s, const mr_scheduler_options *options, mr_block_
     s->max_blocks = mr_blocks_for(options->max_seq_length, s->block_size);
     /* Those that live, and as many that ended since news went out. */
     s->max_news = 2 * s->max_live;
+    mr_pace_init(&s->pace);
 }
 
 mr_status mr_scheduler_create(const mr_scheduler_options *options, mr_block_pool *pool,
@@ -284,28 +288,53 @@ static mr_status check_beams(const mr_scheduler *s, const mr_request *request, m
     const uint64_t full = request->n_prompt / s->block_size;
     const uint64_t each = mr_blocks_for(request->n_prompt + 1, s->block_size) - full;
     if (width > 1 && full + width * each > s->total_blocks) {
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, "beam_width",
-                             "%u beams on a prompt of %u tokens want %llu KV blocks, the whole "
-                             "cache has %u; lower beam_width or raise kv_cache_memory",
-                             request->params.beam_width, request->n_prompt,
-                             (unsigned long long)(full + width * each), s->total_blocks);
+        return mr_fail_field(
+            err, MR_INVALID_ARGUMENT, "beam_width",
+            "%u beams on a prompt of %u tokens want %" PRIu64 " KV blocks, the whole "
+            "cache has %u; lower beam_width or raise kv_cache_memory",
+            request->params.beam_width, request->n_prompt, full + width * each, s->total_blocks);
     }
     return MR_OK;
 }
 
-static mr_status check_admission(const mr_scheduler *s, mr_request *request)
+static mr_status refuse_place(mr_scheduler *s, mr_request *request)
 {
     mr_error *err = &request->error;
-    if (s->n_groups >= s->max_live) {
-        mr_fail(err, MR_RESOURCE_EXHAUSTED,
-                "%u requests wait already, the limit max_queue_requests is %u; try again later",
-                s->n_groups - s->n_groups_running, s->options.max_queue);
-        err->retry_after_ms = RETRY_AFTER_MS;
-        return MR_RESOURCE_EXHAUSTED;
+    mr_fail(err, MR_RESOURCE_EXHAUSTED,
+            "%u requests wait already, the limit max_queue_requests is %u; try again later",
+            s->n_groups - s->n_groups_running, s->options.max_queue);
+    err->retry_after_ms = mr_pace_refuse_ms(&s->pace);
+    return MR_RESOURCE_EXHAUSTED;
+}
+
+/* Makes a place in the full queue: of the tenant that holds most of it for its weight, the request
+ * that never ran and has the worst claim gives way, so that one tenant cannot lock the others out.
+ * False when that is the one that asks. */
+static bool make_place(mr_scheduler *s, const mr_request *request, uint64_t now_ns)
+{
+    const uint32_t fullest = mr_fair_queue_fullest(&s->fair, request->tenant, request->weight);
+    const mr_sequence *worst =
+        fullest != request->tenant ? mr_fair_queue_worst(&s->fair, fullest) : NULL;
+    if (worst == NULL) {
+        return false;
     }
+    (void)refuse_place(s, worst->request);
+    s->stats.rejected++;
+    mr_scheduler_end(s, worst->group, MR_FINISH_ERROR, now_ns);
+    mr_sequence_list_drop(&s->waiting, MR_SEQUENCE_ENDED);
+    return true;
+}
+
+static mr_status check_admission(mr_scheduler *s, mr_request *request, uint64_t now_ns)
+{
+    mr_error *err = &request->error;
     MR_TRY(check_prompt(s, request, err));
     MR_TRY(check_ids(s, request, err));
-    return check_beams(s, request, err);
+    MR_TRY(check_beams(s, request, err));
+    if (s->n_groups >= s->max_live && !make_place(s, request, now_ns)) {
+        return refuse_place(s, request);
+    }
+    return MR_OK;
 }
 
 /* Lists never grow inside a step: room for all choices of all live requests is made here. */
@@ -315,7 +344,8 @@ static mr_status make_room(mr_scheduler *s, mr_request *request)
     const uint64_t capacity = s->waiting.capacity;
     if (wanted > capacity) {
         const uint64_t room = 2 * capacity > wanted ? 2 * capacity : wanted;
-        if (room > UINT32_MAX || mr_sequence_list_reserve(&s->waiting, (uint32_t)room) != MR_OK) {
+        if (room > UINT32_MAX || mr_fair_queue_reserve(&s->fair, (uint32_t)room) != MR_OK ||
+            mr_sequence_list_reserve(&s->waiting, (uint32_t)room) != MR_OK) {
             return mr_fail(&request->error, MR_RESOURCE_EXHAUSTED, "no memory to queue %u choices",
                            request->params.n);
         }
@@ -335,7 +365,7 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
         group->sequences[i].ticket = ++s->n_arrived;
     }
     s->stats.started++;
-    if (check_admission(s, request) != MR_OK || make_room(s, request) != MR_OK) {
+    if (check_admission(s, request, now_ns) != MR_OK || make_room(s, request) != MR_OK) {
         s->stats.rejected++;
         mr_scheduler_end(s, group, MR_FINISH_ERROR, now_ns);
         return;
@@ -346,7 +376,18 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
     group->live = true;
     s->n_groups++;
     s->n_sequences += group->n_sequences;
+    if (s->waiting.count == 0) {
+        mr_pace_begin(&s->pace, now_ns);
+    }
+    mr_fair_queue_arrive(&s->fair, &group->sequences[0]);
     mr_sequence_list_insert(&s->waiting, &group->sequences[0]);
+}
+
+void mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
+{
+    if (mr_block_pool_index(s->pool) != NULL) {
+        mr_block_pool_reset_cache(s->pool, generation);
+    }
 }
 
 bool mr_scheduler_idle(const mr_scheduler *s)
@@ -360,4 +401,9 @@ void mr_scheduler_stats_get(const mr_scheduler *s, mr_scheduler_stats *out)
     out->waiting = s->n_groups - s->n_groups_running;
     out->running = s->n_groups_running;
     mr_block_pool_stats_get(s->pool, &out->blocks);
+    const mr_prefix_index *index = mr_block_pool_index(s->pool);
+    out->prefix_blocks = index == NULL ? 0 : mr_prefix_index_count(index);
+    if (s->options.host_tier != NULL) {
+        mr_host_tier_stats_get(s->options.host_tier, &out->host);
+    }
 }

@@ -72,8 +72,9 @@ static uint32_t choose(mr_scheduler *s, mr_group *group, const mr_candidate **ne
         const mr_candidate *candidate = &beams->candidates[rank];
         const mr_sequence *beam = &group->sequences[candidate->beam];
         mr_text_state text = beam->text;
-        const mr_verdict verdict = mr_scheduler_judge(
-            s, group->request, mr_sequence_generated(beam), candidate->token, &text);
+        mr_verdict verdict;
+        mr_scheduler_judge(s, group->request, mr_sequence_generated(beam), candidate->token, &text,
+                           &verdict);
         if (verdict.finish == MR_FINISH_STOP) {
             if (rank < beams->width) {
                 finish_beam(beams, beam, candidate, &verdict);
@@ -100,12 +101,14 @@ static void swap_beams(mr_sequence *a, mr_sequence *b)
     a->choice = was.choice;
     a->state = was.state;
     a->preemptions = was.preemptions;
+    a->keeps = was.keeps;
     const mr_sequence place = *b;
     *b = was;
     b->ticket = place.ticket;
     b->choice = place.choice;
     b->state = place.state;
     b->preemptions = place.preemptions;
+    b->keeps = place.keeps;
 }
 
 /* Moves the beams that go on to places below n_next, where the live ones are. */
@@ -183,6 +186,7 @@ static void advance(mr_scheduler *s, mr_group *group, const mr_candidate *const 
         mr_sequence *beam = &group->sequences[targets[i]];
         beam->logprobs[mr_sequence_generated(beam)] = next[i]->logprob;
         beam->tokens[beam->n_tokens++] = next[i]->token;
+        mr_fair_queue_serve(&s->fair, beam, beam->n_tokens - 1);
         beam->cumulative = next[i]->cumulative;
         beam->text = texts[i];
     }
@@ -195,6 +199,7 @@ static void finish_search(mr_scheduler *s, mr_group *group, uint64_t now_ns)
 {
     mr_sequence *first = &group->sequences[0];
     mr_scheduler_release(s, first);
+    mr_fair_queue_leave(&s->fair, first); /* it may have ended by its time limit there */
     mr_beams_sort(group->beams);
     first->state = MR_SEQUENCE_DRAINING;
     group->paused_ns = MR_NEVER;

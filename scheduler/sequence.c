@@ -15,6 +15,7 @@ static void init_sequence(mr_group *group, uint32_t index, uint32_t *tokens)
     sequence->group = group;
     sequence->tokens = tokens;
     sequence->n_tokens = request->n_prompt;
+    sequence->blocked_ns = MR_NEVER;
     sequence->choice = (uint16_t)index;
     sequence->state = index == 0 ? MR_SEQUENCE_WAITING : MR_SEQUENCE_UNBORN;
 }
@@ -36,6 +37,20 @@ static mr_status init_sequences(mr_group *group)
         init_sequence(group, i, tokens);
     }
     return MR_OK;
+}
+
+/* Room for the hash of every block that output comes to fill. */
+static mr_status init_hashes(mr_group *group)
+{
+    const mr_request *request = group->request;
+    const uint32_t size = request->prefix.block_size;
+    const size_t end = ((size_t)request->n_prompt + request->params.max_tokens) / size;
+    const size_t room = end - request->n_prompt / size;
+    group->hashes = mr_calloc(group->n_sequences * room + 1, sizeof(*group->hashes));
+    for (uint32_t i = 0; group->hashes != NULL && i < group->n_sequences; i++) {
+        group->sequences[i].hashes = group->hashes + i * room;
+    }
+    return group->hashes == NULL ? MR_RESOURCE_EXHAUSTED : MR_OK;
 }
 
 static mr_status init_beams(mr_group *group)
@@ -73,6 +88,8 @@ mr_status mr_group_create(mr_request *request, mr_group **out)
     mr_status status = init_sequences(group);
     if (status == MR_OK && beams) {
         status = init_beams(group);
+    } else if (status == MR_OK && request->hashes != NULL) {
+        status = init_hashes(group);
     }
     if (status != MR_OK) {
         mr_group_destroy(group);
@@ -93,13 +110,15 @@ void mr_group_destroy(mr_group *group)
     mr_beams_destroy(group->beams);
     free(group->sequences);
     free(group->tokens);
+    free(group->hashes);
     free(group);
 }
 
-mr_status mr_sequence_list_init(mr_sequence_list *list, uint32_t capacity)
+mr_status mr_sequence_list_init(mr_sequence_list *list, uint32_t capacity, bool by_rank)
 {
     *list = (mr_sequence_list){.items = mr_calloc(capacity, sizeof(mr_sequence *)),
-                               .capacity = capacity};
+                               .capacity = capacity,
+                               .by_rank = by_rank};
     return list->items == NULL ? MR_RESOURCE_EXHAUSTED : MR_OK;
 }
 
@@ -123,17 +142,22 @@ mr_status mr_sequence_list_reserve(mr_sequence_list *list, uint32_t capacity)
     return MR_OK;
 }
 
-/* Index of the first item with a later ticket. */
-static uint32_t place_of(const mr_sequence_list *list, uint64_t ticket)
+static bool precedes(const mr_sequence_list *list, const mr_sequence *a, const mr_sequence *b)
 {
-    if (list->count == 0 || list->items[list->count - 1]->ticket < ticket) {
+    return list->by_rank ? mr_sequence_runs_before(a, b) : a->ticket < b->ticket;
+}
+
+/* Index of the first item behind it. */
+static uint32_t place_of(const mr_sequence_list *list, const mr_sequence *sequence)
+{
+    if (list->count == 0 || precedes(list, list->items[list->count - 1], sequence)) {
         return list->count;
     }
     uint32_t low = 0;
     uint32_t high = list->count;
     while (low < high) {
         const uint32_t middle = low + (high - low) / 2;
-        if (list->items[middle]->ticket < ticket) {
+        if (precedes(list, list->items[middle], sequence)) {
             low = middle + 1;
         } else {
             high = middle;
@@ -145,7 +169,7 @@ static uint32_t place_of(const mr_sequence_list *list, uint64_t ticket)
 void mr_sequence_list_insert(mr_sequence_list *list, mr_sequence *sequence)
 {
     MR_CHECK(list->count < list->capacity);
-    const uint32_t at = place_of(list, sequence->ticket);
+    const uint32_t at = place_of(list, sequence);
     memmove(list->items + at + 1, list->items + at, (list->count - at) * sizeof(*list->items));
     list->items[at] = sequence;
     list->count++;

@@ -17,6 +17,7 @@
 #ifndef MILLRACE_SCHEDULER_SEQUENCE_H
 #define MILLRACE_SCHEDULER_SEQUENCE_H
 
+#include "cache/host_tier.h"
 #include "scheduler/request.h"
 
 typedef enum mr_sequence_state {
@@ -52,6 +53,19 @@ typedef struct mr_sequence {
     uint32_t history_sent; /* tokens of the history that the device's slot knows */
     uint32_t slot;
     uint32_t preemptions;
+    mr_host_handle kept;   /* its K/V in the host tier; 0: none. swap.h */
+    uint32_t n_kept;       /* tokens of that */
+    bool moving;           /* to or from there: it sits out steps */
+    uint64_t kept_epoch;   /* prefix_epoch then */
+    mr_block_hash *hashes; /* borrows, [n_hashes] of the full blocks behind those of the prompt, as
+                              they were registered; NULL with beams */
+    uint32_t n_hashes;
+    uint64_t prefix_epoch; /* of the prefix index, when its first block was found or computed */
+    uint32_t n_served;     /* tokens that the tenant has been charged for */
+    uint32_t overtaken;    /* times that others came in while it did not fit */
+    uint64_t blocked_ns;   /* since when it does not fit; MR_NEVER: it was not tried, or it did */
+    uint32_t queue_place;  /* in the fair queue, from 1 on; 0: not there */
+    bool keeps;            /* what it has: it is preempted no more; set when it begins to run */
     uint16_t choice;
     mr_sequence_state state;
 } mr_sequence;
@@ -60,6 +74,7 @@ struct mr_group {
     mr_request *request;    /* borrows: the request owns its group */
     mr_sequence *sequences; /* owns, [n_sequences] */
     uint32_t *tokens;       /* owns: the token lists but the first, which is the request's */
+    mr_block_hash *hashes;  /* owns: those of all sequences; NULL: no prefix caching */
     struct mr_beams *beams; /* owns; NULL: no beam search */
     uint32_t n_sequences;   /* choices or beams */
     uint32_t n_open;        /* choices whose last event is not pushed yet */
@@ -94,18 +109,35 @@ static inline bool mr_sequence_decodes(const mr_sequence *sequence)
     return sequence->n_computed + 1 == sequence->n_tokens && mr_sequence_generated(sequence) > 0;
 }
 
-/* Sequences in order of arrival; borrowed. */
+/* Whether `a` has the better claim: the higher priority, then the earlier arrival. */
+static inline bool mr_sequence_outranks(const mr_sequence *a, const mr_sequence *b)
+{
+    const int32_t priority = a->request->params.priority;
+    const int32_t other = b->request->params.priority;
+    return priority != other ? priority > other : a->ticket < b->ticket;
+}
+
+/* The order of those that run. One that keeps what it has cannot be taken from, so it must not wait
+ * for blocks of one that in turn waits for its. */
+static inline bool mr_sequence_runs_before(const mr_sequence *a, const mr_sequence *b)
+{
+    return a->keeps != b->keeps ? a->keeps : mr_sequence_outranks(a, b);
+}
+
+/* Sequences in order; borrowed. */
 typedef struct mr_sequence_list {
     mr_sequence **items; /* owns, [capacity] */
     uint32_t count;
     uint32_t capacity;
+    bool by_rank; /* as mr_sequence_runs_before says, else in order of arrival */
 } mr_sequence_list;
 
-MR_MUST_USE mr_status mr_sequence_list_init(mr_sequence_list *list, uint32_t capacity);
+MR_MUST_USE mr_status mr_sequence_list_init(mr_sequence_list *list, uint32_t capacity,
+                                            bool by_rank);
 void mr_sequence_list_deinit(mr_sequence_list *list);
 /* Grows it to hold `capacity`. */
 MR_MUST_USE mr_status mr_sequence_list_reserve(mr_sequence_list *list, uint32_t capacity);
-/* Puts `sequence` where its ticket belongs. The list must have room. */
+/* Puts `sequence` where it belongs. The list must have room. */
 void mr_sequence_list_insert(mr_sequence_list *list, mr_sequence *sequence);
 /* Drops those that are not in `state`. */
 void mr_sequence_list_keep(mr_sequence_list *list, mr_sequence_state state);

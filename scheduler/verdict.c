@@ -51,13 +51,15 @@ static void read_text(const mr_scheduler *s, const mr_request *request, bool may
     text->bytes += bytes.size;
 }
 
-mr_verdict mr_scheduler_judge(const mr_scheduler *s, const mr_request *request,
-                              uint32_t n_generated, uint32_t token, mr_text_state *text)
+/* The verdict is written field by field into its place: as a returned struct it would be read back
+ * in wider pieces than it was written in, and wait for every store before it. */
+void mr_scheduler_judge(const mr_scheduler *s, const mr_request *request, uint32_t n_generated,
+                        uint32_t token, mr_text_state *text, mr_verdict *verdict)
 {
     const mr_request_params *params = &request->params;
     const bool may_stop = !mr_scheduler_bans_stops(request, n_generated);
     const uint32_t length = request->n_prompt + n_generated + 1;
-    mr_verdict verdict = {
+    *verdict = (mr_verdict){
         .matched_token = MR_NO_TOKEN,
         .matched_stop = MR_NO_STOP,
         .text_bytes = UINT64_MAX,
@@ -65,20 +67,19 @@ mr_verdict mr_scheduler_judge(const mr_scheduler *s, const mr_request *request,
     if (may_stop && (is_in(request->stop_tokens, request->n_stop_tokens, token) ||
                      (!params->ignore_eos && is_in(s->eos, s->options.n_eos, token)))) {
         /* Its own bytes are no text, and what was held back can become no stop string any more. */
-        verdict.finish = MR_FINISH_STOP;
-        verdict.matched_token = token;
-        return verdict;
+        verdict->finish = MR_FINISH_STOP;
+        verdict->matched_token = token;
+        return;
     }
     if (request->stop != NULL) {
-        read_text(s, request, may_stop, token, text, &verdict);
+        read_text(s, request, may_stop, token, text, verdict);
     }
-    if (verdict.finish != MR_FINISH_NONE) {
-        return verdict;
+    if (verdict->finish != MR_FINISH_NONE) {
+        return;
     }
     if (n_generated + 1 >= params->max_tokens || length >= s->options.max_seq_length) {
-        verdict.finish = MR_FINISH_LENGTH;
+        verdict->finish = MR_FINISH_LENGTH;
     } else if (request->stop != NULL) {
-        verdict.text_bytes = text->bytes - mr_stop_held(request->stop, text->stop);
+        verdict->text_bytes = text->bytes - mr_stop_held(request->stop, text->stop);
     }
-    return verdict;
 }

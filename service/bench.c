@@ -12,11 +12,19 @@
 #define WARM_STEPS  4u
 
 typedef struct bench {
+    mr_exec *exec; /* the runtime's */
     mr_stepper *stepper;
     uint32_t vocab_size;
     uint32_t max_tokens; /* of a step */
     double *rates;       /* [repeat] */
+    mr_bench_result *result;
 } bench;
+
+/* A timed run. */
+typedef struct timed {
+    uint64_t begin_ns;
+    mr_exec_times before;
+} timed;
 
 static uint64_t now_ns(void)
 {
@@ -39,10 +47,42 @@ static mr_row_params greedy_row(void)
     return (mr_row_params){.top_p = 1.0f, .repetition_penalty = 1.0f, .target = MR_NO_TARGET};
 }
 
+static double rate(uint64_t tokens, uint64_t ns)
+{
+    return (double)tokens * 1e9 / (double)(ns > 0 ? ns : 1);
+}
+
+static timed start_run(const bench *b)
+{
+    timed run;
+    b->exec->vt->times(b->exec, &run.before);
+    run.begin_ns = now_ns();
+    return run;
+}
+
+/* The rate of run `index` that computed `tokens`, and what it spent on each kind of operator. */
+static void end_run(bench *b, const timed *run, uint32_t index, uint64_t tokens)
+{
+    b->rates[index] = rate(tokens, now_ns() - run->begin_ns);
+    mr_exec_times after;
+    b->exec->vt->times(b->exec, &after);
+    mr_exec_times *spent = &b->result->spent;
+    spent->steps += after.steps - run->before.steps;
+    for (size_t kind = 0; kind <= MR_OP_SAMPLE; kind++) {
+        const mr_op_time *old = &run->before.by_kind[kind];
+        const mr_op_time *new = &after.by_kind[kind];
+        spent->by_kind[kind].ns += new->ns - old->ns;
+        spent->by_kind[kind].bytes += new->bytes - old->bytes;
+        spent->by_kind[kind].operations += new->operations - old->operations;
+        spent->by_kind[kind].calls += new->calls - old->calls;
+    }
+}
+
 static mr_status open_bench(bench *b, mr_runtime *runtime, uint32_t sequences, uint32_t tokens,
                             uint32_t repeat, mr_error *err)
 {
     *b = (bench){
+        .exec = mr_runtime_exec(runtime),
         .vocab_size = mr_model_config_get(mr_runtime_model(runtime))->vocab_size,
         .max_tokens = mr_runtime_exec_options(runtime)->max_tokens,
         .rates = mr_calloc(repeat, sizeof(double)),
@@ -111,32 +151,29 @@ static double median(double *rates, uint32_t count)
     return count % 2 == 1 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
 }
 
-static double rate(uint64_t tokens, uint64_t ns)
-{
-    return (double)tokens * 1e9 / (double)(ns > 0 ? ns : 1);
-}
-
 static mr_status run_prefill(bench *b, uint32_t tokens, uint32_t repeat, mr_error *err)
 {
     MR_TRY(prefill(b, 0, tokens < WARM_TOKENS ? tokens : WARM_TOKENS, err));
     for (uint32_t i = 0; i < repeat; i++) {
-        const uint64_t begin = now_ns();
+        const timed run = start_run(b);
         MR_TRY(prefill(b, 0, tokens, err));
-        b->rates[i] = rate(tokens, now_ns() - begin);
+        end_run(b, &run, i, tokens);
     }
     return MR_OK;
 }
 
 mr_status mr_bench_prefill(mr_runtime *runtime, uint32_t tokens, uint32_t repeat,
-                           double *tokens_per_s, mr_error *err)
+                           mr_bench_result *out, mr_error *err)
 {
     bench b;
     mr_status status = open_bench(&b, runtime, 1, tokens, repeat, err);
+    *out = (mr_bench_result){0};
+    b.result = out;
     if (status == MR_OK) {
         status = run_prefill(&b, tokens, repeat, err);
     }
     if (status == MR_OK) {
-        *tokens_per_s = median(b.rates, repeat);
+        out->tokens_per_s = median(b.rates, repeat);
     }
     close_bench(&b);
     return status;
@@ -150,24 +187,26 @@ static mr_status run_decode(bench *b, const mr_bench_decode_spec *spec, mr_error
     const uint32_t warm = spec->generate < WARM_STEPS ? spec->generate : WARM_STEPS;
     MR_TRY(decode(b, spec->batch, spec->prompt, warm, err));
     for (uint32_t i = 0; i < spec->repeat; i++) {
-        const uint64_t begin = now_ns();
+        const timed run = start_run(b);
         MR_TRY(decode(b, spec->batch, spec->prompt, spec->generate, err));
-        b->rates[i] = rate((uint64_t)spec->batch * spec->generate, now_ns() - begin);
+        end_run(b, &run, i, (uint64_t)spec->batch * spec->generate);
     }
     return MR_OK;
 }
 
 mr_status mr_bench_decode(mr_runtime *runtime, const mr_bench_decode_spec *spec,
-                          double *tokens_per_s, mr_error *err)
+                          mr_bench_result *out, mr_error *err)
 {
     bench b;
     mr_status status =
         open_bench(&b, runtime, spec->batch, spec->prompt + spec->generate, spec->repeat, err);
+    *out = (mr_bench_result){0};
+    b.result = out;
     if (status == MR_OK) {
         status = run_decode(&b, spec, err);
     }
     if (status == MR_OK) {
-        *tokens_per_s = median(b.rates, spec->repeat);
+        out->tokens_per_s = median(b.rates, spec->repeat);
     }
     close_bench(&b);
     return status;

@@ -8,10 +8,15 @@
 
 #include <stdint.h>
 
-/* Prompt tokens a second of one prompt of `tokens`, in steps of max_batch_tokens: the median of
- * `repeat` runs after a short one that is not counted. The runtime has no engine. */
+typedef struct mr_bench_result {
+    double tokens_per_s; /* median of the runs */
+    mr_exec_times spent; /* by all runs, without what is not timed */
+} mr_bench_result;
+
+/* Prompt tokens a second of one prompt of `tokens`, in steps of max_batch_tokens: `repeat` runs
+ * after a short one that is not counted. The runtime has no engine. */
 MR_MUST_USE mr_status mr_bench_prefill(mr_runtime *runtime, uint32_t tokens, uint32_t repeat,
-                                       double *tokens_per_s, mr_error *err);
+                                       mr_bench_result *out, mr_error *err);
 
 typedef struct mr_bench_decode_spec {
     uint32_t batch;    /* sequences that decode together */
@@ -20,8 +25,8 @@ typedef struct mr_bench_decode_spec {
     uint32_t repeat;
 } mr_bench_decode_spec;
 
-/* Generated tokens a second, all sequences together; median as above. */
+/* Generated tokens a second, all sequences together; runs as above. */
 MR_MUST_USE mr_status mr_bench_decode(mr_runtime *runtime, const mr_bench_decode_spec *spec,
-                                      double *tokens_per_s, mr_error *err);
+                                      mr_bench_result *out, mr_error *err);
 
 #endif

@@ -5,6 +5,7 @@
 #include "base/clock.h"
 #include "service/codec.h"
 #include "service/error_trailers.h"
+#include "service/usage_log.h"
 
 #include <grpc/slice.h>
 #include <grpc/support/time.h>
@@ -46,6 +47,7 @@ static void free_call(mr_call *call)
     mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
     grpc_call_details_destroy(&call->details);
+    mr_tenant_table_unref(call->tenants);
     if (call->call != NULL) {
         grpc_call_unref(call->call);
     }
@@ -180,6 +182,46 @@ void mr_call_abort(mr_call *call, const mr_error *err)
                                        NULL);
 }
 
+/* The only value of the metadata `authorization`; NULL when it is missing. One that is sent twice
+ * is empty, which no key matches. */
+static grpc_slice *find_authorization(mr_call *call)
+{
+    static grpc_slice ambiguous;
+    grpc_slice *found = NULL;
+    for (size_t i = 0; i < call->metadata.count; i++) {
+        if (grpc_slice_str_cmp(call->metadata.metadata[i].key, "authorization") == 0) {
+            found = found == NULL ? &call->metadata.metadata[i].value : &ambiguous;
+        }
+    }
+    return found;
+}
+
+/* False, and the call is over, when nobody knows who calls: before anything of the request is
+ * looked at, whatever the method. */
+static bool authenticate(mr_call *call)
+{
+    const grpc_slice *value = find_authorization(call);
+    const char *text = value == NULL ? NULL : (const char *)GRPC_SLICE_START_PTR(*value);
+    const size_t bytes = value == NULL ? 0 : GRPC_SLICE_LENGTH(*value);
+    mr_server *server = call->queue->server;
+    mr_error err = {0};
+    call->tenants = mr_tenant_place_get(&server->tenants);
+    if (mr_tenants_authenticate(&call->tenants->tenants, text, bytes, &call->tenant, &err) ==
+        MR_OK) {
+        return true;
+    }
+    mr_metrics_refused(&server->metrics, err.status);
+    mr_usage_log_refused(NULL, &err);
+    mr_call_drop_payload(call);
+    mr_call_finish(call, NULL, &err);
+    return false;
+}
+
+const mr_tenant *mr_call_tenant(const mr_call *call)
+{
+    return mr_tenants_get(&call->tenants->tenants, call->tenant);
+}
+
 static void on_new(mr_call *call, bool ok)
 {
     if (!ok) {
@@ -196,7 +238,9 @@ static void on_new(mr_call *call, bool ok)
     op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     op.data.recv_close_on_server.cancelled = &call->client_cancelled;
     start(call, &op, 1, &call->closed_tag);
-    call->method->begin(call);
+    if (authenticate(call)) {
+        call->method->begin(call);
+    }
     mr_call_release(call);
 }
 

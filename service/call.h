@@ -24,6 +24,8 @@ struct mr_call {
     grpc_byte_buffer *payload; /* owns, the last message; NULL if the client sent none or went away,
                                   and for mr_rpc_other */
     int client_cancelled;      /* gRPC writes it, at any time before MR_RPC_CLOSED: see `gone` */
+    mr_tenant_table *tenants;  /* one reference; NULL until it arrives */
+    uint32_t tenant;           /* who calls, by index there; valid from `begin` on */
     uint32_t refs;
     bool gone;         /* the client cancelled, left, or ran out of time */
     bool sent_initial; /* metadata */
@@ -56,6 +58,9 @@ void mr_call_receive(mr_call *call);
 /* For a client that takes nothing more: drops the message on its way and closes the call with the
  * error's status at once. The events of `cancelled` and `resume` follow. */
 void mr_call_abort(mr_call *call, const mr_error *err);
+
+/* Who calls, from `begin` on; never NULL. */
+const mr_tenant *mr_call_tenant(const mr_call *call);
 
 /* One more reference, and its end: the call may be freed then. */
 void mr_call_hold(mr_call *call);

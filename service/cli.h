@@ -96,6 +96,13 @@ typedef struct mr_cli_model {
             "one setting; may be given again and again"                                            \
     }
 
+/* The option of commands that call a server. */
+#define MR_CLI_KEY_OPTION(path)                                                                    \
+    {                                                                                              \
+        "api-key-file", MR_CLI_TEXT, path, NULL, "FILE",                                           \
+            "the key to call the server with (default: what " MR_API_KEY_VARIABLE " holds)"        \
+    }
+
 /* Defaults, file, environment and --set, in this order; not finished yet. */
 MR_MUST_USE mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *config,
                                          mr_error *err);

@@ -20,6 +20,7 @@ struct mr_client {
     grpc_channel *channel;
     grpc_completion_queue *cq;
     char *target;
+    grpc_slice authorization; /* metadata value; empty: no key */
 };
 
 /* gRPC's own log says in its way what the call's status says in ours. */
@@ -28,7 +29,21 @@ static void drop_log(gpr_log_func_args *args)
     (void)args;
 }
 
-mr_status mr_client_open(const char *target, mr_client **out, mr_error *err)
+static grpc_slice authorization_of(const char *key)
+{
+    static const char scheme[] = "Bearer ";
+    if (key[0] == '\0') {
+        return grpc_empty_slice();
+    }
+    const size_t lead = sizeof(scheme) - 1;
+    const size_t bytes = strlen(key);
+    grpc_slice value = grpc_slice_malloc(lead + bytes);
+    memcpy(GRPC_SLICE_START_PTR(value), scheme, lead);
+    memcpy(GRPC_SLICE_START_PTR(value) + lead, key, bytes);
+    return value;
+}
+
+mr_status mr_client_open(const char *target, const char *key, mr_client **out, mr_error *err)
 {
     mr_client *client = mr_calloc(1, sizeof(*client));
     char *copy = strdup(target);
@@ -38,6 +53,7 @@ mr_status mr_client_open(const char *target, mr_client **out, mr_error *err)
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a client");
     }
     client->target = copy;
+    client->authorization = authorization_of(key);
     gpr_set_log_function(drop_log);
     grpc_init();
     grpc_arg no_limit;
@@ -65,6 +81,7 @@ void mr_client_close(mr_client *client)
     }
     grpc_completion_queue_destroy(client->cq);
     grpc_channel_destroy(client->channel);
+    grpc_slice_unref(client->authorization);
     grpc_shutdown_blocking();
     free(client->target);
     free(client);
@@ -92,6 +109,7 @@ struct exchange {
     bool cancelled;   /* by the caller */
     mr_error failure; /* of ours; status MR_OK: none */
 
+    grpc_metadata metadata; /* what we send, if the client has a key */
     grpc_metadata_array initial;
     grpc_metadata_array trailing;
     grpc_byte_buffer *message;
@@ -125,6 +143,12 @@ static void start_batches(exchange *x, const ProtobufCMessage *request)
     grpc_op ops[4];
     memset(ops, 0, sizeof(ops));
     ops[0].op = GRPC_OP_SEND_INITIAL_METADATA;
+    if (GRPC_SLICE_LENGTH(x->client->authorization) > 0) {
+        x->metadata.key = grpc_slice_from_static_string("authorization");
+        x->metadata.value = x->client->authorization;
+        ops[0].data.send_initial_metadata.count = 1;
+        ops[0].data.send_initial_metadata.metadata = &x->metadata;
+    }
     ops[1].op = GRPC_OP_SEND_MESSAGE;
     ops[1].data.send_message.send_message = payload;
     ops[2].op = GRPC_OP_SEND_CLOSE_FROM_CLIENT;

@@ -16,9 +16,11 @@
 
 typedef struct mr_client mr_client;
 
-/* `target` is HOST:PORT (plaintext). Connects with the first call, so a wrong address shows there.
- * Gives the client. */
-MR_MUST_USE mr_status mr_client_open(const char *target, mr_client **out, mr_error *err);
+/* `target` is HOST:PORT (plaintext), `key` what every call carries as its bearer key, "" for none;
+ * both are copied. Connects with the first call, so a wrong address shows there. Gives the client.
+ */
+MR_MUST_USE mr_status mr_client_open(const char *target, const char *key, mr_client **out,
+                                     mr_error *err);
 void mr_client_close(mr_client *client);
 
 /* Gets each message of the stream, in order; borrowed until it returns. False ends the call with

@@ -4,6 +4,7 @@
 #include "service/bench.h"
 #include "service/commands.h"
 #include "service/jsonl.h"
+#include "service/profile.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -16,11 +17,13 @@ typedef struct bench_options {
     uint64_t generate;
     uint64_t repeat;
     bool json;
+    bool profile;
 } bench_options;
 
 typedef struct bench_report {
-    double prefill[MR_CLI_MAX_LIST]; /* tokens a second, as bench_options.prefill */
-    double decode[MR_CLI_MAX_LIST];
+    mr_bench_result prefill[MR_CLI_MAX_LIST]; /* as bench_options.prefill */
+    mr_bench_result decode[MR_CLI_MAX_LIST];
+    mr_ceilings ceilings; /* measured for a profile */
     double load_s;
 } bench_report;
 
@@ -64,6 +67,11 @@ static mr_status fit_config(const bench_options *o, mr_config *config, mr_error 
 static mr_status measure(const bench_options *o, mr_runtime *runtime, bench_report *report,
                          mr_error *err)
 {
+    if (o->profile) {
+        mr_exec_memory memory;
+        mr_runtime_exec(runtime)->vt->memory(mr_runtime_exec(runtime), &memory);
+        MR_TRY(mr_runtime_ceilings(runtime, memory.weights_bytes, &report->ceilings, err));
+    }
     for (size_t i = 0; i < o->prefill.count; i++) {
         MR_TRY(mr_bench_prefill(runtime, o->prefill.items[i], (uint32_t)o->repeat,
                                 &report->prefill[i], err));
@@ -80,12 +88,15 @@ static mr_status measure(const bench_options *o, mr_runtime *runtime, bench_repo
     return MR_OK;
 }
 
-static json_t *rates_array(const char *name, const mr_cli_counts *counts, const double *rates)
+static json_t *results_array(const char *name, const mr_cli_counts *counts,
+                             const mr_bench_result *results, const mr_ceilings *profile)
 {
     json_t *array = json_array();
     for (size_t i = 0; i < counts->count; i++) {
         json_t *entry =
-            json_pack("{s:I, s:f}", name, (json_int_t)counts->items[i], "tokens_per_s", rates[i]);
+            json_pack("{s:I, s:f, s:o*}", name, (json_int_t)counts->items[i], "tokens_per_s",
+                      results[i].tokens_per_s, "profile",
+                      profile != NULL ? mr_profile_object(&results[i].spent, profile) : NULL);
         if (json_array_append_new(array, entry) != 0) {
             json_decref(array);
             return NULL;
@@ -100,31 +111,55 @@ static json_t *report_object(const bench_options *o, mr_runtime *runtime,
     const mr_backend_info *backend = mr_runtime_backend(runtime);
     mr_exec_memory memory;
     mr_runtime_exec(runtime)->vt->memory(mr_runtime_exec(runtime), &memory);
+    const mr_dtype kv_dtype = mr_runtime_exec_options(runtime)->kv_dtype;
+    json_t *kv = json_pack(
+        "{s:s, s:I}", "dtype", mr_runtime_config(runtime)->kv_cache_dtype, "bytes_per_token",
+        (json_int_t)mr_kv_block_bytes(&mr_runtime_plan(runtime)->kv, kv_dtype, 1));
     json_t *bytes =
         json_pack("{s:I, s:I, s:I}", "weights", (json_int_t)memory.weights_bytes, "kv_cache",
                   (json_int_t)memory.kv_bytes, "activations", (json_int_t)memory.activation_bytes);
-    return json_pack(
-        "{s:s, s:I, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:o}", "backend", backend->name,
-        "threads", (json_int_t)backend->threads, "model", mr_runtime_model_name(runtime), "prefill",
-        rates_array("tokens", &o->prefill, report->prefill), "decode",
-        rates_array("batch", &o->decode, report->decode), "prompt", (json_int_t)o->prompt,
-        "generate", (json_int_t)o->generate, "repeat", (json_int_t)o->repeat, "load_s",
-        report->load_s, "peak_rss_bytes", (json_int_t)mr_memory_peak_rss(), "memory_bytes", bytes);
+    const mr_ceilings *profile = o->profile ? &report->ceilings : NULL;
+    json_t *ceilings = profile != NULL
+                           ? json_pack("{s:f, s:f}", "read_bytes_per_s", profile->read_bytes_per_s,
+                                       "int8_per_s", profile->int8_per_s)
+                           : NULL;
+    return json_pack("{s:s, s:I, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:o, s:o, s:o*}",
+                     "backend", backend->name, "threads", (json_int_t)backend->threads, "model",
+                     mr_runtime_model_name(runtime), "prefill",
+                     results_array("tokens", &o->prefill, report->prefill, profile), "decode",
+                     results_array("batch", &o->decode, report->decode, profile), "prompt",
+                     (json_int_t)o->prompt, "generate", (json_int_t)o->generate, "repeat",
+                     (json_int_t)o->repeat, "load_s", report->load_s, "peak_rss_bytes",
+                     (json_int_t)mr_memory_peak_rss(), "memory_bytes", bytes, "kv_cache", kv,
+                     "ceilings", ceilings);
+}
+
+static void print_rates(const char *what, const mr_cli_counts *counts,
+                        const mr_bench_result *results, const mr_ceilings *profile)
+{
+    for (size_t i = 0; i < counts->count; i++) {
+        printf("%s %-8" PRIu32 "  %14.1f\n", what, counts->items[i], results[i].tokens_per_s);
+        if (profile != NULL) {
+            mr_profile_print(&results[i].spent, profile);
+        }
+    }
 }
 
 static void print_table(const bench_options *o, mr_runtime *runtime, const bench_report *report)
 {
+    const mr_ceilings *profile = o->profile ? &report->ceilings : NULL;
     const mr_backend_info *backend = mr_runtime_backend(runtime);
     printf("%s, %s, %" PRIu32 " threads; loaded in %.2f s; peak memory %.0f MiB\n\n",
            mr_runtime_model_name(runtime), backend->name, backend->threads, report->load_s,
            (double)mr_memory_peak_rss() / (1 << 20));
+    if (profile != NULL) {
+        printf("measured: %.1f GB/s read over a buffer as large as the weights, %.0f GOP/s of int8 "
+               "from registers\n\n",
+               profile->read_bytes_per_s / 1e9, profile->int8_per_s / 1e9);
+    }
     puts("what                     tokens/s");
-    for (size_t i = 0; i < o->prefill.count; i++) {
-        printf("prefill %-8" PRIu32 "  %14.1f\n", o->prefill.items[i], report->prefill[i]);
-    }
-    for (size_t i = 0; i < o->decode.count; i++) {
-        printf("decode × %-7" PRIu32 "  %14.1f\n", o->decode.items[i], report->decode[i]);
-    }
+    print_rates("prefill", &o->prefill, report->prefill, profile);
+    print_rates("decode ×", &o->decode, report->decode, profile);
 }
 
 static int run(const bench_options *o)
@@ -176,6 +211,8 @@ static int bench_offline(int argc, char **argv)
          "tokens that a decoding sequence has already (default 128)"},
         {"generate", MR_CLI_COUNT, &o.generate, NULL, "N", "tokens to decode (default 64)"},
         {"repeat", MR_CLI_COUNT, &o.repeat, NULL, "N", "runs to take the median of (default 3)"},
+        {"profile", MR_CLI_FLAG, &o.profile, NULL, NULL,
+         "time, bytes and operations of each operator, against the machine's limits"},
         {"json", MR_CLI_FLAG, &o.json, NULL, NULL, "a JSON object instead of a table"},
     };
     const mr_cli_command command = {
@@ -186,7 +223,8 @@ static int bench_offline(int argc, char **argv)
         .n_options = sizeof(options) / sizeof(options[0]),
         .examples = "millrace bench offline --model model.gguf\n"
                     "millrace bench offline --model model.gguf --prefill 512 --decode 1,8 --json "
-                    "--set threads=4\n",
+                    "--set threads=4\n"
+                    "millrace bench offline --model model.gguf --decode 1 --profile\n",
         .mistakes = "Figures jump between runs: stop what else runs, and raise --repeat.\n"
                     "Long prefills do not fit: --prefill, and --prompt with --generate, must stay "
                     "within the model's context.\n",

@@ -5,6 +5,7 @@
 #include "service/listen.h"
 #include "service/load_run.h"
 #include "service/progress.h"
+#include "service/tenants.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -18,6 +19,7 @@
 
 typedef struct serve_options {
     const char *server;
+    const char *key_file;
     uint64_t requests, concurrency, prompt_tokens, output_tokens, seed, timeout_ms;
     float rate, slo_ttft_ms, slo_itl_ms;
     bool has_concurrency, has_rate, has_slo_ttft, has_slo_itl;
@@ -188,7 +190,11 @@ static int run(const serve_options *o)
     mr_client *client;
     mr_client_model model = {0};
     mr_load_result result = {0};
-    if (mr_client_open(o->server, &client, &err) != MR_OK) {
+    char key[MR_API_KEY_MAX + 1];
+    if (mr_api_key_load(o->key_file, key, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
+    if (mr_client_open(o->server, key, &client, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
     mr_progress progress;
@@ -266,6 +272,7 @@ int mr_cmd_bench_serve(int argc, char **argv)
         .requests = 100, .concurrency = 8, .prompt_tokens = 128, .output_tokens = 64};
     const mr_cli_option options[] = {
         {"server", MR_CLI_TEXT, &o.server, NULL, "HOST:PORT", "the server to load"},
+        MR_CLI_KEY_OPTION(&o.key_file),
         {"requests", MR_CLI_COUNT, &o.requests, NULL, "N", "requests in all (default 100)"},
         {"concurrency", MR_CLI_COUNT, &o.concurrency, &o.has_concurrency, "C",
          "closed loop: so many at a time (default 8)"},

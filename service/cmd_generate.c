@@ -6,6 +6,7 @@
 #include "service/jsonl.h"
 #include "service/listen.h"
 #include "service/prompt.h"
+#include "service/tenants.h"
 
 #include <inttypes.h>
 #include <string.h>
@@ -16,7 +17,8 @@
 typedef struct generate_options {
     mr_cli_model model;
     const char *server;
-    uint64_t timeout_ms; /* of --server */
+    uint64_t timeout_ms;  /* of --server */
+    const char *key_file; /* of --server */
     bool chat;
     bool json;
     bool jsonl;
@@ -113,6 +115,7 @@ static int generate_on(mr_runtime *runtime, const generate_options *options, mr_
     mr_ids ids = {0};
     mr_local_run run = {0};
     mr_generation_lists lists = {0};
+    mr_generation_fill_defaults(&options->ask, model, params);
     mr_status status = encode_prompt(options, model, prompt, &ids, &err);
     if (status == MR_OK) {
         status = mr_generation_check_model(&options->ask, MR_SURFACE_CLI, model, &err);
@@ -170,7 +173,12 @@ static int generate_there(const generate_options *options, mr_bytes prompt)
     if (mr_generation_check(&options->ask, MR_SURFACE_CLI, &params, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
+    char key[MR_API_KEY_MAX + 1];
+    if (mr_api_key_load(options->key_file, key, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
     const mr_remote_ask ask = {.server = options->server,
+                               .key = key,
                                .prompt = prompt,
                                .timeout_ms = options->timeout_ms,
                                .chat = options->chat,
@@ -261,8 +269,8 @@ static const char *find_conflict(const generate_options *o)
     if (o->server != NULL && (o->model.config_path != NULL || o->model.sets.count > 0)) {
         return "generate: --config and --set are settings of a model here; the server has its own";
     }
-    if (o->server == NULL && o->timeout_ms > 0) {
-        return "generate: --timeout-ms is for --server";
+    if (o->server == NULL && (o->timeout_ms > 0 || o->key_file != NULL)) {
+        return "generate: --timeout-ms and --api-key-file are for --server";
     }
     if (o->jsonl && o->server != NULL) {
         return "generate: --jsonl runs a batch here: give --model PATH instead of --server";
@@ -287,12 +295,26 @@ static void lend_stops(generate_options *o)
     o->ask.n_stops = o->stops.count;
 }
 
+static int generate(generate_options *o)
+{
+    if (o->server != NULL && !mr_address_valid(o->server)) {
+        return mr_cli_fail_server(o->server);
+    }
+    lend_stops(o);
+    const char *conflict = find_conflict(o);
+    if (conflict != NULL) {
+        return mr_cli_fail_usage("%s", conflict);
+    }
+    return o->jsonl ? generate_lines(o) : generate_one(o);
+}
+
 int mr_cmd_generate(int argc, char **argv)
 {
     generate_options o = {0};
     mr_generation_ask *ask = &o.ask;
     const mr_cli_option options[] = {
         {"server", MR_CLI_TEXT, &o.server, NULL, "HOST:PORT", "generate on a server"},
+        MR_CLI_KEY_OPTION(&o.key_file),
         MR_CLI_MODEL_OPTIONS(&o.model),
         {"timeout-ms", MR_CLI_COUNT, &o.timeout_ms, NULL, "N",
          "with --server: give up after N ms (default: never)"},
@@ -302,13 +324,11 @@ int mr_cmd_generate(int argc, char **argv)
         {"temperature", MR_CLI_FLOAT, &ask->temperature, &ask->has_temperature, "T",
          "0 takes the likeliest token (default 1)"},
         {"top-p", MR_CLI_FLOAT, &ask->top_p, &ask->has_top_p, "P",
-         "of the likeliest tokens, the "
-         "fewest that reach P (default 1)"},
+         "of the likeliest tokens, the fewest that reach P (default 1)"},
         {"top-k", MR_CLI_COUNT, &ask->top_k, &ask->has_top_k, "K",
          "the K likeliest (default: all)"},
         {"min-p", MR_CLI_FLOAT, &ask->min_p, &ask->has_min_p, "P",
-         "tokens at least P times as "
-         "likely as the likeliest (default 0)"},
+         "tokens at least P times as likely as the likeliest (default 0)"},
         {"seed", MR_CLI_COUNT, &ask->seed, &ask->has_seed, "N",
          "the same seed gives the same text (default: a random one)"},
         {"stop", MR_CLI_TEXTS, &o.stops, NULL, "TEXT",
@@ -343,13 +363,5 @@ int mr_cmd_generate(int argc, char **argv)
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
     }
-    if (o.server != NULL && !mr_address_valid(o.server)) {
-        return mr_cli_fail_server(o.server);
-    }
-    lend_stops(&o);
-    const char *conflict = find_conflict(&o);
-    if (conflict != NULL) {
-        return mr_cli_fail_usage("%s", conflict);
-    }
-    return o.jsonl ? generate_lines(&o) : generate_one(&o);
+    return generate(&o);
 }

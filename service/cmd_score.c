@@ -104,6 +104,7 @@ static mr_status score(mr_runtime *runtime, const mr_ids *ids, double *mean_nll,
     const uint32_t chunk = mr_runtime_exec_options(runtime)->max_tokens;
     mr_stepper *stepper;
     MR_TRY(mr_stepper_create(runtime, 1, inputs, &stepper, err));
+    mr_stepper_set_rope_length(stepper, (uint32_t)ids->count);
     double nll = 0.0;
     mr_status status = MR_OK;
     for (uint32_t begin = 0; begin < inputs && status == MR_OK; begin += chunk) {

@@ -203,7 +203,7 @@ static mr_status convert_lines(const tokenize_options *options, const mr_model *
 static int run(const tokenize_options *options)
 {
     mr_model *model;
-    const int opened = mr_command_open_model(&options->model, &model);
+    const int opened = mr_command_open_text(&options->model, &model);
     if (opened != MR_EXIT_OK) {
         return opened;
     }

@@ -24,6 +24,8 @@ int mr_command_open_runtime(mr_config *config, mr_runtime_options *options, mr_r
 
 /* Opens the file alone, for commands that run nothing. Settings are checked all the same. */
 int mr_command_open_model(const mr_cli_model *cli, mr_model **out);
+/* The same for commands that only handle text: a directory needs no weights then. */
+int mr_command_open_text(const mr_cli_model *cli, mr_model **out);
 
 /* Appends all that `fd` has until it ends. INVALID_ARGUMENT for more than `limit` bytes. */
 MR_MUST_USE mr_status mr_command_read_all(int fd, size_t limit, mr_buffer *out, mr_error *err);

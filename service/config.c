@@ -3,6 +3,8 @@
 
 #include "base/log.h"
 #include "service/config_internal.h"
+#include "service/config_list.h"
+#include "service/config_value.h"
 #include "service/generation.h"
 #include "service/nearest.h"
 
@@ -17,208 +19,29 @@
 
 extern char **environ;
 
-typedef enum key_kind {
-    KEY_TEXT,
-    KEY_NUMBER,
-    KEY_BYTES,
-    KEY_FIXED,
-} key_kind;
+#define FIELD_PLACE(field) MR_CONFIG_PLACE(mr_config, field)
 
-typedef struct config_key {
-    const char *name;
-    key_kind kind;
-    size_t offset;
-    size_t size; /* of the field, bytes */
-    const char *text_default;
-    const char *choices;
-    uint64_t number_default;
-    uint64_t low;
-    uint64_t high;
-    const char *meaning;
-} config_key;
-
-#define FIELD_PLACE(field) offsetof(mr_config, field), sizeof(((mr_config *)0)->field)
-
-static const config_key keys[] = {
+static const mr_config_key keys[] = {
 #define MR_CONFIG_TEXT(name, field, value, choices, meaning)                                       \
-    {name, KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning},
+    {name, MR_KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, 0},
+#define MR_CONFIG_SECRET(name, field, meaning)                                                     \
+    {name, MR_KEY_SECRET, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
+#define MR_CONFIG_URL(name, field, meaning)                                                        \
+    {name, MR_KEY_URL, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_NUMBER(name, field, value, low, high, meaning)                                   \
-    {name, KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning},
+    {name, MR_KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
 #define MR_CONFIG_BYTES(name, field, value, low, high, meaning)                                    \
-    {name, KEY_BYTES, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning},
+    {name, MR_KEY_BYTES, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
 #define MR_CONFIG_FIXED(name, choices, meaning)                                                    \
-    {name, KEY_FIXED, 0, 0, NULL, choices, 0, 0, 0, meaning},
+    {name, MR_KEY_FIXED, 0, 0, NULL, choices, 0, 0, 0, meaning, 0},
+#define MR_CONFIG_LIST(name, field, meaning)                                                       \
+    {name, MR_KEY_LIST, FIELD_PLACE(field), NULL, NULL, 0, 0, 0, meaning, 0},
 #include "service/config_keys.def"
-#undef MR_CONFIG_TEXT
-#undef MR_CONFIG_NUMBER
-#undef MR_CONFIG_BYTES
-#undef MR_CONFIG_FIXED
 };
 
 #define KEY_COUNT (sizeof(keys) / sizeof(keys[0]))
 
 _Static_assert(KEY_COUNT <= MR_CONFIG_MAX_KEYS, "a set of keys is a 64-bit mask");
-
-static bool key_is_automatic(const config_key *key)
-{
-    return key->kind != KEY_TEXT && key->kind != KEY_FIXED &&
-           (key->number_default < key->low || key->number_default > key->high);
-}
-
-static void store_number(mr_config *config, const config_key *key, uint64_t value)
-{
-    uint8_t *place = (uint8_t *)config + key->offset;
-    if (key->size == sizeof(uint32_t)) {
-        const uint32_t narrow = (uint32_t)value;
-        memcpy(place, &narrow, sizeof(narrow));
-    } else {
-        memcpy(place, &value, sizeof(value));
-    }
-}
-
-static uint64_t load_number(const mr_config *config, const config_key *key)
-{
-    const uint8_t *place = (const uint8_t *)config + key->offset;
-    uint64_t value = 0;
-    if (key->size == sizeof(uint32_t)) {
-        uint32_t narrow;
-        memcpy(&narrow, place, sizeof(narrow));
-        value = narrow;
-    } else {
-        memcpy(&value, place, sizeof(value));
-    }
-    return value;
-}
-
-/* Bytes that a unit after a number stands for; 0: no unit of ours. */
-static uint64_t unit_bytes(const char *unit)
-{
-    static const struct {
-        const char *name;
-        unsigned shift;
-    } units[] = {{"", 0}, {"B", 0}, {"KiB", 10}, {"MiB", 20}, {"GiB", 30}, {"TiB", 40}};
-    for (size_t i = 0; i < sizeof(units) / sizeof(units[0]); i++) {
-        if (strcmp(unit, units[i].name) == 0) {
-            return UINT64_C(1) << units[i].shift;
-        }
-    }
-    return 0;
-}
-
-/* Decimal digits, and a unit where the key has bytes. */
-static bool parse_number(key_kind kind, const char *text, uint64_t *out)
-{
-    uint64_t value = 0;
-    const char *at = text;
-    for (; isdigit((unsigned char)*at); at++) {
-        const uint64_t digit = (uint64_t)(*at - '0');
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, digit, &value)) {
-            return false;
-        }
-    }
-    if (at == text || (kind == KEY_NUMBER && *at != '\0')) {
-        return false;
-    }
-    const uint64_t unit = unit_bytes(at);
-    return unit != 0 && !__builtin_mul_overflow(value, unit, out);
-}
-
-static mr_status set_number(mr_config *config, const config_key *key, const char *value,
-                            mr_error *err)
-{
-    const bool automatic = key_is_automatic(key);
-    if (automatic && strcmp(value, "auto") == 0) {
-        store_number(config, key, key->number_default);
-        return MR_OK;
-    }
-    uint64_t number = 0;
-    if (parse_number(key->kind, value, &number) && number >= key->low && number <= key->high) {
-        store_number(config, key, number);
-        return MR_OK;
-    }
-    const char *also = automatic ? ", or auto" : "";
-    if (key->kind == KEY_BYTES) {
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name,
-                             "%s is \"%s\": it must be a size such as 512MiB or 40GiB%s", key->name,
-                             value, also);
-    }
-    return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name,
-                         "%s is \"%s\": it must be a whole number from %" PRIu64 " to %" PRIu64
-                         "%s",
-                         key->name, value, key->low, key->high, also);
-}
-
-typedef enum choice {
-    CHOICE_NONE,
-    CHOICE_YES,
-    CHOICE_LATER, /* known, not built yet */
-} choice;
-
-static choice find_choice(const char *choices, const char *value)
-{
-    const size_t length = strlen(value);
-    const char *at = choices;
-    while (*at != '\0') {
-        const bool later = *at == '!';
-        at += later ? 1 : 0;
-        const size_t size = strcspn(at, "|");
-        if (size == length && memcmp(at, value, size) == 0) {
-            return later ? CHOICE_LATER : CHOICE_YES;
-        }
-        at += size + (at[size] == '|' ? 1 : 0);
-    }
-    return CHOICE_NONE;
-}
-
-static void describe_bounds(const config_key *key, char *out, size_t bytes)
-{
-    if (key->kind == KEY_NUMBER) {
-        snprintf(out, bytes, "%" PRIu64 " to %" PRIu64, key->low, key->high);
-    } else if (key->kind == KEY_BYTES) {
-        snprintf(out, bytes, "a size such as 40GiB");
-    } else if (key->choices[0] == '\0') {
-        snprintf(out, bytes, "text");
-    } else {
-        const char *later = strstr(key->choices, "|!");
-        const size_t length = later == NULL ? strlen(key->choices) : (size_t)(later - key->choices);
-        snprintf(out, bytes, "%.*s", (int)length, key->choices);
-    }
-}
-
-static mr_status set_text(mr_config *config, const config_key *key, const char *value,
-                          mr_error *err)
-{
-    const choice found = key->choices[0] == '\0' ? CHOICE_YES : find_choice(key->choices, value);
-    if (found == CHOICE_LATER) {
-        return mr_unsupported_fail(MR_SURFACE_CONFIG, key->name, err);
-    }
-    if (found == CHOICE_NONE) {
-        char bounds[NAME_BYTES];
-        describe_bounds(key, bounds, sizeof(bounds));
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name, "%s is \"%s\": it must be %s",
-                             key->name, value, bounds);
-    }
-    const size_t length = strlen(value);
-    if (length >= key->size) {
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name,
-                             "%s has %zu bytes: at most %zu fit", key->name, length, key->size - 1);
-    }
-    memcpy((uint8_t *)config + key->offset, value, length + 1);
-    return MR_OK;
-}
-
-static mr_status set_fixed(const config_key *key, const char *value, mr_error *err)
-{
-    if (find_choice(key->choices, value) == CHOICE_YES) {
-        return MR_OK;
-    }
-    if (mr_unsupported_find(MR_SURFACE_CONFIG, key->name) != NULL) {
-        return mr_unsupported_fail(MR_SURFACE_CONFIG, key->name, err);
-    }
-    return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name, "%s is \"%s\": it must be %s",
-                         key->name, value, key->choices);
-}
 
 static mr_status fail_unknown(const char *name, mr_error *err)
 {
@@ -243,7 +66,7 @@ static mr_status fail_unknown(const char *name, mr_error *err)
                          "unknown configuration key %s; did you mean %s?", name, nearest.best);
 }
 
-static const config_key *find_key(const char *name)
+static const mr_config_key *find_key(const char *name)
 {
     for (size_t i = 0; i < KEY_COUNT; i++) {
         if (strcmp(keys[i].name, name) == 0) {
@@ -255,7 +78,7 @@ static const config_key *find_key(const char *name)
 
 int mr_config_key_index(const char *name)
 {
-    const config_key *key = find_key(name);
+    const mr_config_key *key = find_key(name);
     return key == NULL ? -1 : (int)(key - keys);
 }
 
@@ -284,22 +107,17 @@ bool mr_config_has_below(const char *name)
 
 mr_status mr_config_set_key(mr_config *config, const char *name, const char *value, mr_error *err)
 {
-    const config_key *key = find_key(name);
+    const mr_config_key *key = find_key(name);
     if (key == NULL) {
         return mr_unsupported_find(MR_SURFACE_CONFIG, name) != NULL
                    ? mr_unsupported_fail(MR_SURFACE_CONFIG, name, err)
                    : fail_unknown(name, err);
     }
-    mr_status status = MR_OK;
-    if (key->kind == KEY_TEXT) {
-        status = set_text(config, key, value, err);
-    } else if (key->kind == KEY_FIXED) {
-        status = set_fixed(key, value, err);
-    } else {
-        status = set_number(config, key, value, err);
-    }
+    const mr_status status = key->kind == MR_KEY_LIST
+                                 ? mr_config_list_parse(config, name, value, err)
+                                 : mr_config_value_set(config, key, value, err);
     const uint64_t bit = UINT64_C(1) << (key - keys);
-    const bool automatic = key_is_automatic(key) && strcmp(value, "auto") == 0;
+    const bool automatic = mr_config_key_automatic(key) && strcmp(value, "auto") == 0;
     config->given = automatic ? config->given & ~bit : config->given | bit;
     return status;
 }
@@ -330,11 +148,18 @@ mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err
     return status;
 }
 
+/* How a letter of a key is spelled in the environment. */
+static char variable_letter(char letter)
+{
+    const int spelled = letter == '.' ? '_' : toupper((unsigned char)letter);
+    return (char)spelled;
+}
+
 void mr_config_variable(const char *key, char *out, size_t bytes)
 {
     const int length = snprintf(out, bytes, ENV_PREFIX "%s", key);
     for (int i = 0; i < length && out[i] != '\0'; i++) {
-        out[i] = out[i] == '.' ? '_' : (char)toupper((unsigned char)out[i]);
+        out[i] = variable_letter(out[i]);
     }
 }
 
@@ -343,8 +168,7 @@ static bool matches_variable(const char *key, const char *variable, size_t lengt
 {
     size_t i = 0;
     for (; key[i] != '\0' && key[i] != '*'; i++) {
-        const char wanted = key[i] == '.' ? '_' : (char)toupper((unsigned char)key[i]);
-        if (i >= length || variable[i] != wanted) {
+        if (i >= length || variable[i] != variable_letter(key[i])) {
             return false;
         }
     }
@@ -379,7 +203,7 @@ static mr_status check_slip(const char *variable, size_t length, mr_error *err)
 
 static mr_status apply_variable(mr_config *config, const char *variable, mr_error *err)
 {
-    static const char *const reserved[] = {"BIN", "MODEL", "REFERENCE", "CACHE"};
+    static const char *const reserved[] = {"BIN", "MODEL", "REFERENCE", "CACHE", "API_KEY"};
     const size_t length = strcspn(variable, "=");
     if (variable[length] != '=') {
         return MR_OK;
@@ -425,11 +249,7 @@ mr_status mr_config_init(mr_config *config, mr_error *err)
 {
     *config = (mr_config){0};
     for (size_t i = 0; i < KEY_COUNT; i++) {
-        if (keys[i].kind == KEY_TEXT) {
-            MR_TRY(set_text(config, &keys[i], keys[i].text_default, err));
-        } else if (keys[i].kind != KEY_FIXED) {
-            store_number(config, &keys[i], keys[i].number_default);
-        }
+        mr_config_value_init(config, &keys[i]);
     }
     return mr_config_apply_environment(config, err);
 }
@@ -464,13 +284,55 @@ static mr_status check_gpu(const mr_config *config, mr_error *err)
     return MR_OK;
 }
 
+/* Settings that nobody would act on. */
+static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
+{
+    static const char *const users[] = {"cache_scope", "cache_salt_secret"};
+    for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++) {
+        if (strcmp(config->enable_prefix_caching, "false") == 0 &&
+            mr_config_given(config, users[i])) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, users[i],
+                                 "%s is given and cannot act: enable_prefix_caching is false; "
+                                 "leave out the one or the other",
+                                 users[i]);
+        }
+    }
+    return MR_OK;
+}
+
+static mr_status check_redis(const mr_config *config, mr_error *err)
+{
+    static const char *const others[] = {"redis.on_failure", "redis.timeout_ms",
+                                         "redis.replica_id"};
+    for (size_t i = 0; i < sizeof(others) / sizeof(others[0]); i++) {
+        if (config->redis_url[0] == '\0' && mr_config_given(config, others[i])) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, others[i],
+                                 "%s cannot act without Redis: set redis.url too", others[i]);
+        }
+    }
+    for (const char *c = config->redis_replica_id; *c != '\0'; c++) {
+        if (*c <= ' ' || *c > '~') {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, "redis.replica_id",
+                                 "redis.replica_id has a space or a character beyond ASCII: use "
+                                 "letters, digits and punctuation");
+        }
+    }
+    return MR_OK;
+}
+
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
     MR_TRY(check_gpu(config, err));
+    MR_TRY(check_redis(config, err));
     if ((config->block_size & (config->block_size - 1)) != 0) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "block_size",
                              "block_size is %" PRIu32 ": it must be a power of two",
                              config->block_size);
+    }
+    if (mr_config_given(config, "random_seed") && strcmp(config->load_format, "random") != 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "random_seed",
+                             "random_seed cannot act: weights are the model's own; set load_format "
+                             "to random, or leave it out");
     }
     if (mr_config_given(config, "profile") && mr_config_given(config, "batch_timeout_ms") &&
         mr_config_given(config, "prefill_interval")) {
@@ -480,6 +342,7 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
                              "of the three out",
                              config->profile);
     }
+    MR_TRY(check_prefix_caching(config, err));
     const bool throughput = strcmp(config->profile, "throughput") == 0;
     if (config->batch_timeout_ms == UINT32_MAX) {
         config->batch_timeout_ms = throughput ? 50 : 0;
@@ -497,19 +360,25 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
 mr_status mr_config_format(const mr_config *config, mr_buffer *out)
 {
     for (size_t i = 0; i < KEY_COUNT; i++) {
-        const config_key *key = &keys[i];
+        const mr_config_key *key = &keys[i];
         const char *gap = i == 0 ? "" : " ";
-        if (key->kind == KEY_TEXT) {
+        if (key->kind == MR_KEY_TEXT) {
             const char *text = (const char *)config + key->offset;
             char quoted[2 * sizeof(config->served_model_name) + 3];
             MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
                                     mr_log_quote(text, quoted, sizeof(quoted))));
-        } else if (key->kind == KEY_FIXED) {
+        } else if (key->kind == MR_KEY_URL || key->kind == MR_KEY_SECRET) {
+            MR_TRY(mr_buffer_printf(out, "%s%s=", gap, key->name));
+            MR_TRY(mr_config_value_format(config, key, out));
+        } else if (key->kind == MR_KEY_LIST) {
+            MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu32, gap, key->name,
+                                    mr_config_list_count(config, key->name)));
+        } else if (key->kind == MR_KEY_FIXED) {
             const int first = (int)strcspn(key->choices, "|");
             MR_TRY(mr_buffer_printf(out, "%s%s=%.*s", gap, key->name, first, key->choices));
         } else {
-            MR_TRY(
-                mr_buffer_printf(out, "%s%s=%" PRIu64, gap, key->name, load_number(config, key)));
+            MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu64, gap, key->name,
+                                    mr_config_value_number(config, key)));
         }
     }
     return MR_OK;
@@ -517,40 +386,20 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
 
 bool mr_config_key_about(size_t index, mr_config_about *out)
 {
-    static const char *const types[] = {"text", "number", "size", "fixed"};
     if (index >= KEY_COUNT) {
         return false;
     }
-    const config_key *key = &keys[index];
-    *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
-    if (key->kind == KEY_TEXT && key->choices[0] != '\0') {
-        out->type = "choice";
-    }
-    if (key_is_automatic(key)) {
-        snprintf(out->initial, sizeof(out->initial), "auto");
-    } else if (key->kind == KEY_TEXT) {
-        snprintf(out->initial, sizeof(out->initial), "%s", key->text_default);
-    } else if (key->kind == KEY_FIXED) {
-        snprintf(out->initial, sizeof(out->initial), "%.*s", (int)strcspn(key->choices, "|"),
-                 key->choices);
-    } else {
-        snprintf(out->initial, sizeof(out->initial), "%" PRIu64, key->number_default);
-    }
-    describe_bounds(key, out->bounds, sizeof(out->bounds));
-    mr_config_variable(key->name, out->variable, sizeof(out->variable));
+    mr_config_key_describe(&keys[index], out);
+    mr_config_variable(keys[index].name, out->variable, sizeof(out->variable));
     return true;
 }
 
-void mr_config_value(const mr_config *config, size_t index, char *out, size_t bytes)
+bool mr_config_hides(const mr_config *config, size_t index)
 {
-    const config_key *key = &keys[index];
-    if (key->kind == KEY_TEXT) {
-        snprintf(out, bytes, "%s", (const char *)config + key->offset);
-    } else if (key->kind == KEY_FIXED) {
-        snprintf(out, bytes, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
-    } else if (key_is_automatic(key) && load_number(config, key) == key->number_default) {
-        snprintf(out, bytes, "auto");
-    } else {
-        snprintf(out, bytes, "%" PRIu64, load_number(config, key));
-    }
+    return mr_config_value_hides(config, &keys[index]);
+}
+
+mr_status mr_config_value(const mr_config *config, size_t index, mr_buffer *out)
+{
+    return mr_config_value_format(config, &keys[index], out);
 }

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Configuration. One table (service/config_keys.def) drives names, types, defaults, bounds, --set,
- * environment and files. Later sources win: defaults, file, environment, --set.
+ * environment and files. Later sources win: defaults, file, environment, --set. A list is given as
+ * a whole: as YAML in a file, in its flow form or as JSON elsewhere.
  *
  * Key "redis.url" is MILLRACE_REDIS_URL in the environment. Other variables of that prefix are left
  * alone (tools and Kubernetes set some), unless they are a key's name but for a slip.
@@ -13,6 +14,7 @@
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/dtype.h"
+#include "service/tenants.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -21,7 +23,8 @@
 typedef struct mr_config {
     char profile[16];            /* latency | throughput: sets batch_timeout_ms, prefill_interval */
     char served_model_name[128]; /* "": what the model calls itself */
-    char load_format[16];        /* auto */
+    char load_format[16];        /* auto | random */
+    uint64_t random_seed;        /* of load_format random */
     char backend[8];             /* auto | cpu | cuda */
     char compute[8];             /* auto | f32 | bf16 | f16 */
     char batch_invariant[8];     /* auto | true | false */
@@ -33,16 +36,32 @@ typedef struct mr_config {
     uint32_t prefill_interval;
     uint32_t max_queue_requests;
     uint32_t max_preemptions;
+    uint32_t priority_ageing_ms;
+    uint32_t max_overtakes;
+    uint32_t overtake_timeout_ms;
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
     uint64_t kv_cache_memory;        /* bytes; 0: sized from the batch and the memory there is */
+    uint64_t kv_host_memory;         /* bytes of the host tier; 0: none */
     char gpu_memory_utilization[16]; /* a number; mr_config_gpu_share */
-    char kv_cache_dtype[8];          /* auto | f32 | f16 | bf16 */
+    char kv_cache_dtype[8];          /* auto | f32 | f16 | bf16 | int8 */
+    char enable_prefix_caching[8];   /* true | false */
+    char cache_scope[8];             /* tenant | shared */
+    char cache_salt_secret[256];     /* "": a random one at every start */
     char log_level[8];               /* debug | info | warn | error */
     char log_format[8];              /* logfmt | json */
     char admin_enable[8];            /* true | false, as those below */
     char reflection_enable[8];
+    uint32_t keepalive_time_ms;
+    uint32_t keepalive_timeout_ms;
+    uint32_t keepalive_min_ping_interval_ms;
+    char keepalive_permit_without_calls[8];
     char metrics_vllm_names[8];
+    char redis_url[512];       /* "": no Redis; may hold a password */
+    char redis_on_failure[8];  /* open | closed | local */
+    char redis_replica_id[64]; /* "": HOSTNAME:PORT */
+    uint32_t redis_timeout_ms;
+    mr_tenants tenants;
     uint64_t given; /* keys that some source has set, a bit each; see mr_config_given */
 } mr_config;
 
@@ -58,7 +77,8 @@ MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, m
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
 /* gpu_memory_utilization as a number; finished configurations only. */
 double mr_config_gpu_share(const mr_config *config);
-/* Appends "key=value" of every key, separated by spaces: the effective configuration. */
+/* Appends "key=value" of every key, separated by spaces: the effective configuration. A secret
+ * reads ***. */
 MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);
 /* True when a file, the environment or --set has given the key, and not asked for "auto". */
 bool mr_config_given(const mr_config *config, const char *name);
@@ -67,7 +87,7 @@ void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx);
 /* Appends the reference of all keys, docs/configuration.md. */
 MR_MUST_USE mr_status mr_config_markdown(mr_buffer *out);
 /* Appends the settings as a configuration file that sets the same; keys that were not given are
- * comments. Before mr_config_finish. */
+ * comments, and so are secrets, which are not shown. Before mr_config_finish. */
 MR_MUST_USE mr_status mr_config_yaml(const mr_config *config, mr_buffer *out);
 
 #endif

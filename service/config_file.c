@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/file_map.h"
 #include "service/config_internal.h"
+#include "service/config_list.h"
 #include "service/generation.h"
 
 #include <inttypes.h>
@@ -45,12 +46,8 @@ static bool join_path(char *path, const char *parent, const yaml_node_t *key)
     return length > 0 && length < PATH_BYTES;
 }
 
-static mr_status read_scalar(reader *r, const char *path, const yaml_node_t *node)
+static mr_status mark_seen(reader *r, const char *path, const yaml_node_t *node)
 {
-    const char *value = (const char *)node->data.scalar.value;
-    if (strlen(value) != node->data.scalar.length) {
-        return fail_at(r, node, path, "holds a NUL character");
-    }
     const int index = mr_config_key_index(path);
     if (index >= 0) {
         const uint64_t bit = UINT64_C(1) << index;
@@ -59,6 +56,16 @@ static mr_status read_scalar(reader *r, const char *path, const yaml_node_t *nod
         }
         r->seen |= bit;
     }
+    return MR_OK;
+}
+
+static mr_status read_scalar(reader *r, const char *path, const yaml_node_t *node)
+{
+    const char *value = (const char *)node->data.scalar.value;
+    if (strlen(value) != node->data.scalar.length) {
+        return fail_at(r, node, path, "holds a NUL character");
+    }
+    MR_TRY(mark_seen(r, path, node));
     const mr_status status = mr_config_set_key(r->config, path, value, r->err);
     if (status != MR_OK) {
         (void)mr_fail_context(r->err, "line %zu", line_of(node));
@@ -66,9 +73,22 @@ static mr_status read_scalar(reader *r, const char *path, const yaml_node_t *nod
     return status;
 }
 
-/* No key of this build has a list; an empty one asks for nothing. */
+static mr_status read_list(reader *r, const char *path, const yaml_node_t *node)
+{
+    MR_TRY(mark_seen(r, path, node));
+    const mr_status status = mr_config_list_read(r->config, path, &r->document, node, r->err);
+    if (status != MR_OK) {
+        (void)mr_fail_context(r->err, "line %zu", line_of(node));
+    }
+    return status;
+}
+
+/* An empty list of a key that is not built yet asks for nothing. */
 static mr_status read_sequence(reader *r, const char *path, const yaml_node_t *node)
 {
+    if (mr_config_list_known(path)) {
+        return read_list(r, path, node);
+    }
     const bool empty = node->data.sequence.items.start == node->data.sequence.items.top;
     const bool known = mr_unsupported_find(MR_SURFACE_CONFIG, path) != NULL;
     if (empty && known) {

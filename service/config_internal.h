@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What config.c (the table) and config_file.c (YAML) share. */
+/* What the files of the configuration share: config.c (the table), config_value.c (values),
+ * config_list.c (lists), config_file.c (YAML), config_docs.c. */
 #ifndef MILLRACE_SERVICE_CONFIG_INTERNAL_H
 #define MILLRACE_SERVICE_CONFIG_INTERNAL_H
 
@@ -19,17 +20,20 @@ MR_MUST_USE mr_status mr_config_apply_environment(mr_config *config, mr_error *e
 /* What there is to say about a key. */
 typedef struct mr_config_about {
     const char *name;
-    const char *type; /* text | choice | number | size | fixed */
+    const char *type; /* text | choice | number | decimal | size | fixed | list */
     const char *meaning;
     char initial[128]; /* the default */
     char bounds[128];
-    char variable[128]; /* in the environment */
+    char variable[128]; /* in the environment; "": none of its own */
 } mr_config_about;
 
 /* False when there is no key of this index. */
 bool mr_config_key_about(size_t index, mr_config_about *out);
-/* The key's value as text: "auto" where it is automatic and not given. */
-void mr_config_value(const mr_config *config, size_t index, char *out, size_t bytes);
+/* Appends the key's value as text: "auto" where it is automatic and not given, *** for what must
+ * not be shown. Not of lists. */
+MR_MUST_USE mr_status mr_config_value(const mr_config *config, size_t index, mr_buffer *out);
+/* Whether that text leaves out a secret, so that it does not set the same. */
+bool mr_config_hides(const mr_config *config, size_t index);
 /* The name of a key in the environment. */
 void mr_config_variable(const char *key, char *out, size_t bytes);
 

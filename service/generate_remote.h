@@ -12,6 +12,7 @@
 
 typedef struct mr_remote_ask {
     const char *server; /* HOST:PORT */
+    const char *key;    /* "": none */
     mr_bytes prompt;
     uint64_t timeout_ms;                 /* deadline; 0: none */
     bool chat;                           /* the prompt is the user's message */

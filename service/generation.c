@@ -5,9 +5,11 @@
 #include "base/clock.h"
 #include "base/utf8.h"
 #include "kernels/batch.h"
+#include "service/prefix_identity.h"
 
 #include <float.h>
 #include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
@@ -36,6 +38,8 @@ typedef enum field_id {
     FIELD_STOP,
     FIELD_STOP_TOKENS,
     FIELD_TIME_LIMIT,
+    FIELD_PRIORITY,
+    FIELD_CACHE_SALT,
 } field_id;
 
 /* A field's name on the surfaces: path in the proto, name in JSON lines, option. */
@@ -64,7 +68,9 @@ static const struct {
     [FIELD_LOGIT_BIAS] = {"sampling.logit_bias", "logit_bias", "--logit-bias"},
     [FIELD_STOP] = {"stopping.strings", "stop", "--stop"},
     [FIELD_STOP_TOKENS] = {"stopping.token_ids", "stop_token_ids", "--stop-token-ids"},
+    [FIELD_PRIORITY] = {"priority", "priority", "--priority"},
     [FIELD_TIME_LIMIT] = {"stopping.time_limit_ms", "time_limit_ms", "--time-limit-ms"},
+    [FIELD_CACHE_SALT] = {"cache_salt", "cache_salt", "--cache-salt"},
 };
 
 static const char *field_name(field_id id, mr_surface surface)
@@ -157,6 +163,19 @@ static mr_status check_lengths(const check *c, const mr_generation_ask *ask, mr_
     out->ignore_eos = ask->ignore_eos;
     MR_TRY(check_count(c, FIELD_TIME_LIMIT, ask->time_limit_ms, 0, UINT32_MAX));
     out->time_limit_ns = ask->time_limit_ms * MR_NS_PER_MS;
+    return MR_OK;
+}
+
+static mr_status check_priority(const check *c, const mr_generation_ask *ask,
+                                mr_request_params *out)
+{
+    if (ask->priority < -MR_MAX_PRIORITY || ask->priority > MR_MAX_PRIORITY) {
+        const char *name = field_name(FIELD_PRIORITY, c->surface);
+        return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                             "%s is %" PRId64 ": it must be from %d to %d", name, ask->priority,
+                             -MR_MAX_PRIORITY, MR_MAX_PRIORITY);
+    }
+    out->priority = (int32_t)ask->priority;
     return MR_OK;
 }
 
@@ -292,6 +311,17 @@ static mr_status check_logprobs(const check *c, const mr_generation_ask *ask,
     return MR_OK;
 }
 
+static mr_status check_cache_salt(const check *c, const mr_generation_ask *ask)
+{
+    if (ask->cache_salt.size <= MR_MAX_CACHE_SALT) {
+        return MR_OK;
+    }
+    const char *name = field_name(FIELD_CACHE_SALT, c->surface);
+    return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                         "%s has %zu bytes: at most %u are possible", name, ask->cache_salt.size,
+                         MR_MAX_CACHE_SALT);
+}
+
 static mr_status draw_seed(uint64_t *seed, mr_error *err)
 {
     if (getrandom(seed, sizeof(*seed), 0) != (ssize_t)sizeof(*seed)) {
@@ -309,10 +339,12 @@ mr_status mr_generation_check(const mr_generation_ask *ask, mr_surface surface,
     MR_TRY(check_sampling(&c, ask, out));
     MR_TRY(check_penalties(&c, ask, out));
     MR_TRY(check_lengths(&c, ask, out));
+    MR_TRY(check_priority(&c, ask, out));
     MR_TRY(check_logprobs(&c, ask, out));
     MR_TRY(check_choices(&c, ask, out));
     MR_TRY(check_bias(&c, ask));
     MR_TRY(check_stops(&c, ask, out));
+    MR_TRY(check_cache_salt(&c, ask));
     if (!ask->has_seed) {
         return draw_seed(&out->seed, err);
     }
@@ -352,12 +384,37 @@ mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface sur
     return MR_OK;
 }
 
+void mr_generation_fill_defaults(const mr_generation_ask *ask, const mr_model *model,
+                                 mr_request_params *params)
+{
+    const mr_sampling_defaults *own = &mr_model_config_get(model)->sampling;
+    if (!ask->has_repetition_penalty && !isnan(own->repetition_penalty)) {
+        params->repetition_penalty = own->repetition_penalty;
+    }
+    if (params->beam_width > 1) {
+        return; /* beams do not draw */
+    }
+    if (!ask->has_temperature && !isnan(own->temperature)) {
+        params->temperature = own->temperature;
+    }
+    if (!ask->has_top_p && !isnan(own->top_p)) {
+        params->top_p = own->top_p;
+    }
+    if (!ask->has_top_k && !isnan(own->top_k)) {
+        params->top_k = (uint32_t)own->top_k;
+    }
+    if (!ask->has_min_p && !isnan(own->min_p)) {
+        params->min_p = own->min_p;
+    }
+}
+
 void mr_generation_lists_deinit(mr_generation_lists *lists)
 {
     mr_ids_deinit(&lists->bias_tokens);
     mr_buffer_deinit(&lists->bias_values);
     mr_ids_deinit(&lists->stop_tokens);
     mr_buffer_deinit(&lists->stop_strings);
+    mr_buffer_deinit(&lists->cache_salt);
     mr_stop_destroy(lists->stop);
     lists->stop = NULL;
 }
@@ -373,6 +430,11 @@ mr_status mr_generation_lists_stop(mr_generation_lists *lists, mr_stop_string st
     return mr_buffer_append(&lists->stop_strings, &string, sizeof(string));
 }
 
+mr_status mr_generation_lists_salt(mr_generation_lists *lists, const void *salt, size_t bytes)
+{
+    return mr_buffer_append(&lists->cache_salt, salt, bytes);
+}
+
 void mr_generation_lists_view(const mr_generation_lists *lists, mr_generation_ask *ask)
 {
     ask->bias_tokens = lists->bias_tokens.data;
@@ -382,6 +444,7 @@ void mr_generation_lists_view(const mr_generation_lists *lists, mr_generation_as
     ask->n_stop_tokens = lists->stop_tokens.count;
     ask->stops = (const mr_stop_string *)(const void *)lists->stop_strings.data;
     ask->n_stops = lists->stop_strings.size / sizeof(mr_stop_string);
+    ask->cache_salt = (mr_bytes){lists->cache_salt.data, lists->cache_salt.size};
 }
 
 mr_status mr_generation_lists_make_stop(mr_generation_lists *lists, mr_error *err)

@@ -36,6 +36,7 @@ typedef struct mr_generation_ask {
     uint64_t n;
     uint64_t beam_width;
     uint64_t time_limit_ms; /* 0: none */
+    int64_t priority;
     bool logprobs;
     bool logprobs_processed;
     bool prompt_logprobs;
@@ -51,6 +52,7 @@ typedef struct mr_generation_ask {
     size_t n_stop_tokens;
     const mr_stop_string *stops; /* [n_stops], UTF-8 */
     size_t n_stops;
+    mr_bytes cache_salt; /* any bytes; none: empty */
 } mr_generation_ask;
 
 /* Checks every value by positive comparison (a NaN fails), fills defaults, draws a seed below 2^53
@@ -63,6 +65,11 @@ MR_MUST_USE mr_status mr_generation_check(const mr_generation_ask *ask, mr_surfa
 MR_MUST_USE mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface surface,
                                                 const mr_model *model, mr_error *err);
 
+/* Gives what the caller left out and the model has values of its own for (generation_config.json);
+ * of a checked request. */
+void mr_generation_fill_defaults(const mr_generation_ask *ask, const mr_model *model,
+                                 mr_request_params *params);
+
 /* The lists of a checked request, on their way to the engine. Zero-initialised is valid and
  * empty. */
 typedef struct mr_generation_lists {
@@ -70,6 +77,7 @@ typedef struct mr_generation_lists {
     mr_buffer bias_values; /* float, one a token */
     mr_ids stop_tokens;
     mr_buffer stop_strings; /* mr_stop_string; the bytes are borrowed until _make_stop */
+    mr_buffer cache_salt;   /* for mr_runtime_prefix_root() */
     mr_stop *stop;          /* owns; NULL: no stop strings */
 } mr_generation_lists;
 
@@ -78,6 +86,8 @@ void mr_generation_lists_deinit(mr_generation_lists *lists);
 MR_MUST_USE mr_status mr_generation_lists_bias(mr_generation_lists *lists, uint32_t token,
                                                float value);
 MR_MUST_USE mr_status mr_generation_lists_stop(mr_generation_lists *lists, mr_stop_string string);
+MR_MUST_USE mr_status mr_generation_lists_salt(mr_generation_lists *lists, const void *salt,
+                                               size_t bytes);
 /* Lets `ask` borrow the lists, until they change. */
 void mr_generation_lists_view(const mr_generation_lists *lists, mr_generation_ask *ask);
 /* Makes `stop` of the strings, which were checked. */

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The running requests by their ids: no two alike. Any thread. */
+/* The running requests by tenant and id: no two of a tenant are alike. Any thread. */
 #ifndef MILLRACE_SERVICE_ID_REGISTRY_H
 #define MILLRACE_SERVICE_ID_REGISTRY_H
 
@@ -25,11 +25,11 @@ typedef struct mr_id_registry {
 
 void mr_id_registry_init(mr_id_registry *registry);
 void mr_id_registry_deinit(mr_id_registry *registry);
-/* ALREADY_EXISTS, naming request_id, while another claim holds the request's id. */
+/* ALREADY_EXISTS, naming request_id, while another claim holds the id for the request's tenant. */
 MR_MUST_USE mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim,
                                            mr_request *request, mr_error *err);
-/* The request with this id, NULL if there is none. Gives a reference. */
-mr_request *mr_id_registry_find(mr_id_registry *registry, const char *id);
+/* The tenant's request with this id, NULL if there is none. Gives a reference. */
+mr_request *mr_id_registry_find(mr_id_registry *registry, uint32_t tenant, const char *id);
 /* Until nothing is registered or CLOCK_MONOTONIC passes `until_ns`. One thread at a time. */
 void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns);
 /* Idempotent. */

@@ -128,6 +128,7 @@ cleanup:
 typedef enum value_kind {
     VALUE_FLOAT,
     VALUE_COUNT,
+    VALUE_SIGNED,
     VALUE_FLAG,
     VALUE_MODE,
     VALUE_HANDLED, /* id, the prompt and lists: read apart from the rest */
@@ -151,6 +152,7 @@ static const ask_field ask_fields[] = {
     {"stop", VALUE_HANDLED, 0, NO_FLAG},
     {"stop_token_ids", VALUE_HANDLED, 0, NO_FLAG},
     {"logit_bias", VALUE_HANDLED, 0, NO_FLAG},
+    {"cache_salt", VALUE_HANDLED, 0, NO_FLAG},
     {"max_tokens", VALUE_COUNT, PLACE(max_tokens), PLACE(has_max_tokens)},
     {"min_tokens", VALUE_COUNT, PLACE(min_tokens), NO_FLAG},
     {"temperature", VALUE_FLOAT, PLACE(temperature), PLACE(has_temperature)},
@@ -166,6 +168,7 @@ static const ask_field ask_fields[] = {
     {"beam_width", VALUE_COUNT, PLACE(beam_width), PLACE(has_beam_width)},
     {"length_penalty", VALUE_FLOAT, PLACE(length_penalty), PLACE(has_length_penalty)},
     {"time_limit_ms", VALUE_COUNT, PLACE(time_limit_ms), NO_FLAG},
+    {"priority", VALUE_SIGNED, PLACE(priority), NO_FLAG},
     {"include_stop_in_text", VALUE_FLAG, PLACE(include_stop_in_text), NO_FLAG},
     {"logprobs", VALUE_COUNT, PLACE(top_logprobs), PLACE(logprobs)},
     {"logprobs_mode", VALUE_MODE, PLACE(logprobs_processed), NO_FLAG},
@@ -189,6 +192,12 @@ static mr_status store_field(const ask_field *field, const json_t *value, mr_gen
             return fail_type(field->name, "a whole number from 0", err);
         }
         const uint64_t number = (uint64_t)json_integer_value(value);
+        memcpy(place, &number, sizeof(number));
+    } else if (field->kind == VALUE_SIGNED) {
+        if (!json_is_integer(value)) {
+            return fail_type(field->name, "a whole number", err);
+        }
+        const int64_t number = json_integer_value(value);
         memcpy(place, &number, sizeof(number));
     } else if (field->kind == VALUE_FLAG) {
         if (!json_is_boolean(value)) {
@@ -219,9 +228,7 @@ static bool asks_nothing(const char *name, const json_t *value)
         const char *value;
     } silent[] = {
         {"adapter", "\"\""},
-        {"priority", "0"},
         {"response_format", "{\"type\": \"text\"}"},
-        {"cache_salt", "\"\""},
     };
     bool found = false;
     for (size_t i = 0; i < sizeof(silent) / sizeof(silent[0]) && !found; i++) {
@@ -378,6 +385,14 @@ static mr_status read_lists(json_t *object, mr_generation_lists *out, mr_error *
     if (ids != NULL) {
         MR_TRY(mr_jsonl_ids(ids, "stop_token_ids", &out->stop_tokens, err));
     }
+    const json_t *salt = get_given(object, "cache_salt");
+    if (salt != NULL && !json_is_string(salt)) {
+        return fail_type("cache_salt", "a string", err);
+    }
+    if (salt != NULL &&
+        mr_generation_lists_salt(out, json_string_value(salt), json_string_length(salt)) != MR_OK) {
+        return out_of_lists(err);
+    }
     json_t *bias = json_object_get(object, "logit_bias");
     return bias == NULL || json_is_null(bias) ? MR_OK : read_bias(bias, out, err);
 }
@@ -391,6 +406,7 @@ static mr_status read_object(const mr_model *model, uint32_t max_seq_length, jso
     mr_generation_lists_view(&out->lists, &ask);
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_JSONL, &out->params, err));
     MR_TRY(mr_generation_check_model(&ask, MR_SURFACE_JSONL, model, err));
+    mr_generation_fill_defaults(&ask, model, &out->params);
     MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = NULL;
     MR_TRY(read_prompt(model, object, &out->prompt, &field, err));
@@ -403,7 +419,7 @@ mr_status mr_jsonl_read_request(const mr_model *model, uint32_t max_seq_length, 
                                 size_t bytes, mr_jsonl_request *out, mr_error *err)
 {
     *out = (mr_jsonl_request){0};
-    json_t *object;
+    json_t *object = NULL;
     MR_TRY(mr_jsonl_parse(line, bytes, &object, err));
     out->id = json_incref(json_object_get(object, "id"));
     const mr_status status = read_object(model, max_seq_length, object, out, err);

@@ -136,15 +136,17 @@ mr_status mr_listen_check(const char *address, mr_error *err)
 
 static int bound_port(int fd)
 {
-    struct sockaddr_storage name;
+    union {
+        struct sockaddr any;
+        struct sockaddr_in v4;
+        struct sockaddr_in6 v6;
+    } name;
+    memset(&name, 0, sizeof(name));
     socklen_t size = sizeof(name);
-    if (getsockname(fd, (struct sockaddr *)&name, &size) != 0) {
+    if (getsockname(fd, &name.any, &size) != 0) {
         return 0;
     }
-    if (name.ss_family == AF_INET6) {
-        return ntohs(((const struct sockaddr_in6 *)&name)->sin6_port);
-    }
-    return ntohs(((const struct sockaddr_in *)&name)->sin_port);
+    return ntohs(name.any.sa_family == AF_INET6 ? name.v6.sin6_port : name.v4.sin_port);
 }
 
 mr_status mr_listen_open(const char *address, int *fd, int *port, mr_error *err)

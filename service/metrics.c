@@ -26,6 +26,7 @@ static const double count_bounds[] = {1,     2,      5,      10,     20,     50,
                                       200,   500,    1000,   2000,   5000,   10000, 20000,
                                       50000, 100000, 200000, 500000, 1000000};
 static const double choice_bounds[] = {1, 2, 5, 10, 20};
+static const double preemption_bounds[] = {0, 1, 2, 5, 10, 20, 50, 100};
 
 #define BOUNDS(array) array, sizeof(array) / sizeof((array)[0])
 
@@ -46,6 +47,8 @@ static const struct {
     [MR_MEASURE_PREFILL_TOKENS] = {BOUNDS(count_bounds)},
     [MR_MEASURE_CHOICES] = {BOUNDS(choice_bounds)},
     [MR_MEASURE_MAX_TOKENS] = {BOUNDS(count_bounds)},
+    [MR_MEASURE_LONGEST_CHOICE] = {BOUNDS(count_bounds)},
+    [MR_MEASURE_PREEMPTIONS] = {BOUNDS(preemption_bounds)},
 };
 
 void mr_metrics_init(mr_metrics *metrics)
@@ -112,6 +115,8 @@ void mr_metrics_ended(mr_metrics *metrics, const mr_request *request)
     observe(metrics, MR_MEASURE_PREFILL_TOKENS, usage->prompt_tokens - usage->cached_tokens);
     observe(metrics, MR_MEASURE_CHOICES, choices);
     observe(metrics, MR_MEASURE_MAX_TOKENS, request->params.max_tokens);
+    observe(metrics, MR_MEASURE_LONGEST_CHOICE, usage->longest_choice);
+    observe(metrics, MR_MEASURE_PREEMPTIONS, usage->preemptions);
 }
 
 void mr_metrics_refused(mr_metrics *metrics, mr_status status)
@@ -143,6 +148,11 @@ static double kv_bytes(const mr_metrics_view *view, uint32_t blocks)
     /* The pool has one block more than it gives away. */
     const double all = (double)view->engine.scheduler.blocks.total + 1.0;
     return (double)view->memory.kv_bytes / all * blocks;
+}
+
+static double kv_bytes_per_token(const mr_metrics_view *view)
+{
+    return view->block_size == 0 ? 0.0 : kv_bytes(view, 1) / view->block_size;
 }
 
 static double kv_usage(const mr_scheduler_stats *stats)
@@ -203,7 +213,8 @@ static void escape(const char *text, char *out, size_t bytes)
         if (c == '"' || c == '\\') {
             out[used++] = '\\';
         }
-        out[used++] = c >= 0x20 && c < 0x7f ? (char)c : '?';
+        const unsigned char shown = c >= 0x20 && c < 0x7f ? c : '?';
+        out[used++] = (char)shown;
     }
     out[used] = '\0';
 }

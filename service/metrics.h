@@ -12,6 +12,7 @@
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "scheduler/engine.h"
+#include "service/sharing.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -30,6 +31,8 @@ typedef enum mr_measure {
     MR_MEASURE_PREFILL_TOKENS, /* of the prompt, those that were not cached */
     MR_MEASURE_CHOICES,
     MR_MEASURE_MAX_TOKENS,
+    MR_MEASURE_LONGEST_CHOICE, /* tokens */
+    MR_MEASURE_PREEMPTIONS,
     MR_MEASURES,
 } mr_measure;
 
@@ -61,10 +64,12 @@ typedef struct mr_metrics_view {
     const char *model_name; /* "" until the model is loaded, as the others */
     const char *backend;
     const char *kv_dtype;
+    bool prefix_caching;
     uint32_t block_size;     /* tokens */
     uint32_t max_seq_length; /* 0: not known yet */
     mr_engine_stats engine;
     mr_exec_memory memory;
+    mr_sharing_stats sharing;
     uint64_t now_ns;   /* the engine's clock */
     double busy_ratio; /* share of the time since an earlier look that steps took */
     double unix_s;

@@ -173,6 +173,15 @@ static mr_status read_output(const Millrace__V1__Output *output, mr_generation_a
     return MR_OK;
 }
 
+static mr_status read_cache_salt(const ProtobufCBinaryData *salt, mr_generation_lists *lists,
+                                 mr_error *err)
+{
+    MR_TRY(check_text(salt, "cache_salt", err));
+    return mr_generation_lists_salt(lists, salt->data, salt->len) == MR_OK
+               ? MR_OK
+               : mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a cache salt");
+}
+
 static mr_status check_speculation(const Millrace__V1__Speculation *speculation, mr_error *err)
 {
     if (speculation == NULL) {
@@ -188,8 +197,6 @@ static mr_status check_speculation(const Millrace__V1__Speculation *speculation,
 
 static mr_status check_features(const Millrace__V1__GenerateRequest *message, mr_error *err)
 {
-    MR_TRY(refuse_if(message->priority != 0, "priority", err));
-    MR_TRY(refuse_if(message->cache_salt.len > 0, "cache_salt", err));
     MR_TRY(check_speculation(message->speculation, err));
     if (message->constraint != NULL) {
         if (message->constraint->kind_case == MILLRACE__V1__CONSTRAINT__KIND__NOT_SET) {
@@ -320,12 +327,15 @@ mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
     MR_TRY(read_sampling(message->sampling, &ask, &out->lists, err));
     MR_TRY(read_stopping(message->stopping, &ask, &out->lists, err));
     MR_TRY(read_output(message->output, &ask, out, err));
+    ask.priority = message->priority;
+    MR_TRY(read_cache_salt(&message->cache_salt, &out->lists, err));
     mr_generation_lists_view(&out->lists, &ask);
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_PROTO, &out->params, err));
 
     MR_TRY(check_beams(&out->params, mr_runtime_config(runtime), err));
     const mr_model *model = mr_runtime_model(runtime);
     MR_TRY(mr_generation_check_model(&ask, MR_SURFACE_PROTO, model, err));
+    mr_generation_fill_defaults(&ask, model, &out->params);
     MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = "input";
     MR_TRY(read_input(message, model, &field, &out->prompt, err));

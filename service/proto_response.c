@@ -11,6 +11,7 @@
 /* Of prompt tokens a message; leaves room for the chunks beside them. */
 #define PROMPT_PART_BYTES ((size_t)1 << 20)
 #define FIELD_BYTES       6 /* a tag and a length, at most */
+#define ITEM_BYTES        2 /* a tag and a length, at least */
 
 /* Makes room for one more in two arrays that grow together. */
 static bool grow(void **items, size_t item_size, void **refs, size_t count, size_t *capacity)
@@ -178,7 +179,12 @@ static mr_status add_token(mr_proto_response *response, mr_proto_choice *choice,
         set_logprob(token, event->logprob);
     }
     choice->cumulative_logprob = event->cumulative_logprob;
+    response->min_bytes += ITEM_BYTES + token->raw.len;
+    const size_t first = choice->tokens.n_tops;
     MR_TRY(add_tops(response, &choice->tokens, token, event->top, event->n_top));
+    for (size_t i = first; i < choice->tokens.n_tops; i++) {
+        response->min_bytes += ITEM_BYTES + choice->tokens.tops[i].raw.len;
+    }
     return response->skip_text ? MR_OK : mr_text_stream_add(&choice->stream, event);
 }
 

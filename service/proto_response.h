@@ -54,6 +54,7 @@ typedef struct mr_proto_response {
     bool whole; /* everything in one message */
 
     mr_proto_choice *choices; /* owns, [request->params.n] */
+    size_t min_bytes;         /* that all tokens so far take in messages, at the very least */
     mr_finish finish;         /* the largest of the choices' */
     bool ended;               /* the request's last event is in */
     bool begun;               /* a message has been built */

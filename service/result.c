@@ -122,6 +122,10 @@ mr_status mr_local_run_start(mr_local_run *run, mr_runtime *runtime, mr_waiter *
         .ring_capacity = ring_capacity(ask->params),
     };
     mr_generation_lists_fill(ask->lists, &spec);
+    mr_prefix_root root;
+    if (mr_runtime_prefix_root(runtime, MR_DEFAULT_TENANT, &ask->lists->cache_salt, &root)) {
+        spec.prefix = &root;
+    }
     MR_TRY(mr_request_create(&spec, &run->request, err));
     ask->lists->stop = NULL;
     const mr_status status = mr_engine_submit(mr_runtime_engine(runtime), run->request, err);

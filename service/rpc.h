@@ -12,10 +12,12 @@
 #include "base/flag.h"
 #include "base/inbox.h"
 #include "base/status.h"
+#include "cache/rate_limiter.h"
 #include "scheduler/request.h"
 #include "service/id_registry.h"
 #include "service/runtime.h"
 #include "service/server.h"
+#include "service/tenant_table.h"
 
 #include <grpc/grpc.h>
 #include <pthread.h>
@@ -33,6 +35,7 @@ typedef enum mr_rpc_event {
     MR_RPC_SENT,     /* a message is out */
     MR_RPC_RECEIVED, /* another message is in, or none comes any more */
     MR_RPC_FINISHED, /* the status is out */
+    MR_RPC_DECIDED,  /* Redis has decided on some call's rate limits */
     MR_RPC_WAKE,     /* the engine put something into the queue's inbox */
     MR_RPC_TICK,     /* the server's state changed: every call looks again */
     MR_RPC_STOP,     /* shut down once the last call is gone */
@@ -71,9 +74,10 @@ extern const mr_rpc_method mr_rpc_health_watch;
 extern const mr_rpc_method mr_rpc_reflection;
 extern const mr_rpc_method mr_rpc_reflection_alpha;
 extern const mr_rpc_method mr_rpc_get_load;
+extern const mr_rpc_method mr_rpc_reset_prefix_cache;
 extern const mr_rpc_method mr_rpc_other;
 
-#define MR_RPC_METHODS 12
+#define MR_RPC_METHODS 13
 
 /* Clients take messages of 4 MiB unless told otherwise. */
 #define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
@@ -84,7 +88,9 @@ typedef struct mr_rpc_queue {
     grpc_completion_queue *cq; /* owns */
     grpc_call *waker;          /* owns; see request_sink.h */
     pthread_t thread;
-    mr_inbox inbox; /* mr_request_note */
+    mr_inbox inbox;   /* mr_request_note */
+    mr_inbox decided; /* mr_limit_pass */
+    mr_rpc_tag decided_tag;
     mr_rpc_tag wake_tag;
     mr_rpc_tag tick_tag;
     mr_rpc_tag stop_tag;
@@ -104,12 +110,15 @@ struct mr_server {
     int port;
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
-    uint32_t n_queues;     /* with a completion queue */
-    uint32_t n_threads;    /* with a thread */
-    uint64_t boot;         /* random: makes request ids unique over restarts */
-    mr_id_registry ids;    /* of running requests */
-    mr_runtime *runtime;   /* borrows; read it after `ready` only */
-    mr_exec_memory memory; /* of the runtime */
+    uint32_t n_queues;        /* with a completion queue */
+    uint32_t n_threads;       /* with a thread */
+    uint64_t boot;            /* random: makes request ids unique over restarts */
+    mr_id_registry ids;       /* of running requests */
+    mr_runtime *runtime;      /* borrows; read it after `ready` only */
+    mr_exec_memory memory;    /* of the runtime */
+    mr_tenant_place tenants;  /* who may call */
+    mr_sharing *sharing;      /* borrows; read it after `ready` only, as the limiter */
+    mr_rate_limiter *limiter; /* borrows, of `sharing` */
     mr_metrics metrics;
     bool reflection; /* served */
     bool admin;      /* served */

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Abort: ends a running request by its id. */
+/* Abort: ends a running request of the caller's own tenant by its id. */
 #include "service/call.h"
 #include "service/codec.h"
 #include "service/proto_request.h"
 
 /* The stream learns of it through its own events, so it does not matter which thread it has. */
-static bool cancel(mr_server *server, const char *id)
+static bool cancel(mr_server *server, uint32_t tenant, const char *id)
 {
-    mr_request *request = mr_id_registry_find(&server->ids, id);
+    mr_request *request = mr_id_registry_find(&server->ids, tenant, id);
     if (request == NULL) {
         return false;
     }
@@ -30,7 +30,7 @@ static mr_status abort_request(mr_call *call, bool *found, mr_error *err)
     }
     /* While it drains, what runs can still be ended; before it is ready nothing runs. */
     if (status == MR_OK) {
-        *found = mr_flag_get(&server->ready) && cancel(server, id);
+        *found = mr_flag_get(&server->ready) && cancel(server, call->tenant, id);
     }
     mr_codec_free(message);
     return status;

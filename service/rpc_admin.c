@@ -1,24 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* AdminService, which is off unless admin.enable is set. */
 #include "base/clock.h"
+#include "base/log.h"
 #include "service/call.h"
 #include "service/codec.h"
 
 #include "millrace/v1/inference.pb-c.h"
 
-static void begin_get_load(mr_call *call)
+/* False, and the call is finished, when nothing can be asked here or yet. */
+static bool may_begin(mr_call *call)
 {
-    mr_server *server = call->queue->server;
+    const mr_server *server = call->queue->server;
     mr_error err;
     if (!server->admin) {
         (void)mr_fail(&err, MR_UNIMPLEMENTED,
                       "AdminService is off here: start the server with --set admin.enable=true");
-        mr_call_finish(call, NULL, &err);
-        return;
-    }
-    if (!mr_flag_get(&server->ready)) {
+    } else if (!mr_flag_get(&server->ready)) {
         (void)mr_fail(&err, MR_UNAVAILABLE, "the model is still loading: try again");
-        mr_call_finish(call, NULL, &err);
+    } else {
+        return true;
+    }
+    mr_call_finish(call, NULL, &err);
+    return false;
+}
+
+static void begin_get_load(mr_call *call)
+{
+    mr_server *server = call->queue->server;
+    if (!may_begin(call)) {
         return;
     }
     mr_metrics_view view;
@@ -42,4 +51,33 @@ static void begin_get_load(mr_call *call)
 const mr_rpc_method mr_rpc_get_load = {
     .path = "/millrace.v1.AdminService/GetLoad",
     .begin = begin_get_load,
+};
+
+static void begin_reset_prefix_cache(mr_call *call)
+{
+    if (!may_begin(call)) {
+        return;
+    }
+    mr_runtime *runtime = call->queue->server->runtime;
+    mr_prefix_identity *identity = mr_runtime_prefix_identity(runtime);
+    if (identity == NULL) {
+        mr_error err;
+        (void)mr_fail(&err, MR_FAILED_PRECONDITION,
+                      "this server caches no prefixes: start it with --set "
+                      "enable_prefix_caching=true");
+        mr_call_finish(call, NULL, &err);
+        return;
+    }
+    Millrace__V1__ResetPrefixCacheResponse response =
+        MILLRACE__V1__RESET_PREFIX_CACHE_RESPONSE__INIT;
+    response.blocks_dropped = mr_engine_reset_prefix_cache(mr_runtime_engine(runtime),
+                                                           mr_prefix_identity_generation(identity));
+    mr_log(MR_LOG_INFO, "admin", "the prefix cache was reset", "blocks=%u",
+           response.blocks_dropped);
+    mr_call_finish(call, &response.base, NULL);
+}
+
+const mr_rpc_method mr_rpc_reset_prefix_cache = {
+    .path = "/millrace.v1.AdminService/ResetPrefixCache",
+    .begin = begin_reset_prefix_cache,
 };

@@ -4,6 +4,7 @@
 #include "base/clock.h"
 #include "service/call.h"
 #include "service/codec.h"
+#include "service/limit_gate.h"
 #include "service/proto_request.h"
 #include "service/proto_response.h"
 #include "service/request_sink.h"
@@ -19,6 +20,7 @@
 
 typedef struct generation {
     mr_request_link link; /* first: what the engine's news come through */
+    mr_limit_pass pass;   /* of the tenant's limits; holds while the engine has the request */
     mr_call *call;
     mr_engine *engine;
     mr_request *request; /* shared with the engine; NULL until it is accepted */
@@ -53,7 +55,16 @@ static void give_up(generation *gen, const mr_error *err)
     end_call(gen, NULL, err);
 }
 
-/* Takes in all waiting events. */
+/* `bytes` are those that are known of. */
+static mr_status fail_too_long(size_t bytes, mr_error *err)
+{
+    return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                   "the answer has %zu bytes or more, and one message may have %d: use Generate, "
+                   "which sends it in parts",
+                   bytes, MR_RPC_MAX_ANSWER_BYTES);
+}
+
+/* Takes in all waiting events. An answer that can no longer be sent is not collected to its end. */
 static mr_status collect(generation *gen, mr_error *err)
 {
     mr_ring *events = &gen->request->events;
@@ -68,6 +79,9 @@ static mr_status collect(generation *gen, mr_error *err)
     const mr_clock clock = mr_clock_monotonic();
     mr_metrics_tokens(&gen->call->queue->server->metrics, &gen->meter, gen->request, tokens,
                       mr_clock_now(&clock));
+    if (gen->unary && gen->response.min_bytes > MR_RPC_MAX_ANSWER_BYTES) {
+        return fail_too_long(gen->response.min_bytes, err);
+    }
     return MR_OK;
 }
 
@@ -94,10 +108,7 @@ static void finish_unary(generation *gen, const Millrace__V1__GenerateResponse *
     unary.response = (Millrace__V1__GenerateResponse *)response;
     const size_t bytes = millrace__v1__generate_unary_response__get_packed_size(&unary);
     if (err->status == MR_OK && bytes > MR_RPC_MAX_ANSWER_BYTES) {
-        (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
-                      "the answer has %zu bytes, and one message may have %d: use Generate, which "
-                      "sends it in parts",
-                      bytes, MR_RPC_MAX_ANSWER_BYTES);
+        (void)fail_too_long(bytes, err);
     }
     end_call(gen, err->status == MR_OK ? &unary.base : NULL, err);
 }
@@ -156,6 +167,13 @@ static void pump(generation *gen)
     }
 }
 
+/* What counts against the tenant's tokens: nothing of a request that never ran. */
+static uint64_t used_tokens(const mr_request *request)
+{
+    const mr_request_usage *usage = &request->usage;
+    return usage->scheduled_ns == 0 ? 0 : (uint64_t)usage->prompt_tokens + usage->completion_tokens;
+}
+
 static void on_news(mr_request_link *link, bool ended)
 {
     generation *gen = (generation *)link;
@@ -163,7 +181,9 @@ static void on_news(mr_request_link *link, bool ended)
     pump(gen);
     if (ended) {
         mr_metrics_ended(&call->queue->server->metrics, gen->request);
-        mr_usage_log(gen->request, mr_runtime_model_name(call->queue->server->runtime));
+        mr_usage_log(gen->request, mr_call_tenant(call),
+                     mr_runtime_model_name(call->queue->server->runtime));
+        mr_rate_limiter_finish(&gen->pass.ticket, used_tokens(gen->request));
         /* The engine gave up on a slow reader, so the message on its way will not be taken. */
         if (call->sending && gen->request->reader_lost) {
             mr_call_abort(call, &gen->request->error);
@@ -195,6 +215,8 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
     const uint64_t now_ns = mr_clock_now(&clock);
     mr_request_spec spec = {
         .id = id,
+        .tenant = gen->call->tenant,
+        .weight = mr_call_tenant(gen->call)->weight,
         .prompt = asked->prompt.data,
         .n_prompt = (uint32_t)asked->prompt.count,
         .params = asked->params,
@@ -204,9 +226,98 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
         .owner = &gen->link,
     };
     mr_generation_lists_fill(&asked->lists, &spec);
+    mr_prefix_root root;
+    if (mr_runtime_prefix_root(queue->server->runtime, MR_DEFAULT_TENANT, &asked->lists.cache_salt,
+                               &root)) {
+        spec.prefix = &root;
+    }
     MR_TRY(mr_request_create(&spec, &gen->request, err));
     asked->lists.stop = NULL;
     return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request, err);
+}
+
+static mr_status check_priority(const generation *gen, const mr_proto_request *asked, mr_error *err)
+{
+    const mr_tenant *tenant = mr_call_tenant(gen->call);
+    const int32_t priority = asked->params.priority;
+    if (priority <= (int32_t)tenant->priority_max) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_PERMISSION_DENIED, "priority",
+                         "priority is %" PRId32 ", and the tenant %s may ask for at most %" PRIu32
+                         ": lower it, or have the tenant's priority_max raised",
+                         priority, tenant->name, tenant->priority_max);
+}
+
+static mr_status give_to_engine(generation *gen, mr_error *err)
+{
+    mr_call_hold(gen->call); /* until the engine has ended the request */
+    gen->submitted = true;
+    const mr_status status = mr_engine_submit(gen->engine, gen->request, err);
+    if (status != MR_OK) {
+        gen->submitted = false;
+        mr_rate_limiter_finish(&gen->pass.ticket, 0);
+        mr_call_release(gen->call);
+    } else if (mr_flag_get(&gen->call->queue->server->cut_off)) {
+        cut_off(gen);
+    }
+    return status;
+}
+
+static mr_status go_on(generation *gen, mr_error *err)
+{
+    const mr_rate_ticket *ticket = &gen->pass.ticket;
+    return ticket->decision.granted ? give_to_engine(gen, err)
+                                    : mr_rate_refusal(&ticket->decision, &ticket->limits, err);
+}
+
+static void refuse(generation *gen, const mr_error *err)
+{
+    mr_metrics_refused(&gen->call->queue->server->metrics, err->status);
+    mr_usage_log_refused(mr_call_tenant(gen->call), err);
+    end_call(gen, NULL, err);
+}
+
+/* Redis has decided, and the call may be over meanwhile. */
+static void on_decided(mr_limit_pass *pass)
+{
+    generation *gen = (generation *)(void *)((char *)pass - offsetof(generation, pass));
+    mr_call *call = gen->call;
+    mr_error err;
+    if (call->finished) {
+        mr_rate_limiter_finish(&pass->ticket, 0);
+    } else if (go_on(gen, &err) != MR_OK) {
+        refuse(gen, &err);
+    }
+    mr_call_release(call);
+}
+
+/* Asks for what the tenant's limits demand, if there are any; the engine gets the request at once,
+ * or when Redis has granted it. */
+static mr_status pass_limits(generation *gen, mr_error *err)
+{
+    const mr_request *request = gen->request;
+    const mr_tenant *tenant = mr_call_tenant(gen->call);
+    const mr_rate_limits limits = mr_tenant_limits(tenant);
+    const uint64_t output = (uint64_t)request->params.n * request->params.max_tokens;
+    if (!mr_rate_limits_any(&limits)) {
+        return give_to_engine(gen, err);
+    }
+    MR_TRY(mr_rate_limits_check(&limits, request->n_prompt, output, err));
+    mr_rate_ticket *ticket = &gen->pass.ticket;
+    ticket->limits = limits;
+    ticket->tokens = request->n_prompt + output;
+    snprintf(ticket->tenant, sizeof(ticket->tenant), "%s", tenant->name);
+    snprintf(ticket->lease, sizeof(ticket->lease), "%s@%016" PRIx64, request->id,
+             gen->call->queue->server->boot);
+    gen->pass.on_decided = on_decided;
+    mr_call_hold(gen->call); /* until it is decided */
+    if (!mr_limit_gate_ask(&gen->pass, gen->call->queue)) {
+        return MR_OK;
+    }
+    const mr_status status = go_on(gen, err);
+    mr_call_release(gen->call);
+    return status;
 }
 
 static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *message,
@@ -215,6 +326,7 @@ static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *me
     mr_proto_request asked;
     mr_status status = MR_OK;
     MR_TRY_CLEANUP(status, mr_proto_request_read(message, runtime, &asked, err));
+    MR_TRY_CLEANUP(status, check_priority(gen, &asked, err));
     MR_TRY_CLEANUP(status, create_request(gen, &asked, err));
     const mr_proto_response_options options = {
         .skip_text = asked.skip_text,
@@ -225,13 +337,7 @@ static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *me
                                                   mr_model_tokenizer(mr_runtime_model(runtime)),
                                                   &options, err));
     gen->engine = mr_runtime_engine(runtime);
-    mr_call_hold(gen->call); /* until the engine has ended the request */
-    gen->submitted = true;
-    status = mr_engine_submit(gen->engine, gen->request, err);
-    if (status != MR_OK) {
-        gen->submitted = false;
-        mr_call_release(gen->call);
-    }
+    status = pass_limits(gen, err);
 
 cleanup:
     mr_proto_request_deinit(&asked);
@@ -279,13 +385,7 @@ static void begin(mr_call *call, bool unary)
     mr_request_link_init(&gen->link, on_news);
     call->state = gen;
     if (start(gen, &err) != MR_OK) {
-        mr_metrics_refused(&call->queue->server->metrics, err.status);
-        mr_usage_log_refused(&err);
-        end_call(gen, NULL, &err);
-        return;
-    }
-    if (mr_flag_get(&call->queue->server->cut_off)) {
-        cut_off(gen);
+        refuse(gen, &err);
     }
 }
 

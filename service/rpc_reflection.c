@@ -257,6 +257,7 @@ static void handle(mr_call *call)
         mr_call_finish(call, NULL, &err);
         return;
     }
+    MR_CHECK(message != NULL);
     send_answer(call, (reflection_request *)message);
     mr_codec_free(message);
 }

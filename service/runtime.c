@@ -14,6 +14,8 @@
 
 #define MIB      (1u << 20)
 #define MIN_ROWS 64u
+/* Blocks registered or forgotten that may wait to be told to other replicas. */
+#define PREFIX_EVENTS 16384u
 
 /* Defaults on a GPU. */
 #define GPU_BATCH_SIZE   256u
@@ -26,11 +28,21 @@ struct mr_runtime {
     mr_backend *backend;
     mr_weights *weights;
     mr_exec *exec;
-    mr_engine *engine; /* NULL without one */
+    mr_engine *engine;            /* NULL without one */
+    mr_prefix_identity *identity; /* NULL: nothing is cached */
     mr_exec_options exec_options;
     mr_backend_info backend_info;
     char name[sizeof(((mr_config *)0)->served_model_name)];
 };
+
+mr_status mr_runtime_open_model(const mr_config *config, const char *path, mr_model **out,
+                                mr_error *err)
+{
+    if (strcmp(config->load_format, "random") == 0) {
+        return mr_model_open_random(path, config->random_seed, out, err);
+    }
+    return mr_model_open(path, out, err);
+}
 
 static mr_status open_cpu(mr_runtime *runtime, mr_error *err)
 {
@@ -121,10 +133,16 @@ static mr_status open_backend(mr_runtime *runtime, mr_error *err)
 
 static mr_dtype kv_dtype(const mr_config *config)
 {
-    if (strcmp(config->kv_cache_dtype, "f32") == 0) {
-        return MR_DTYPE_F32;
+    static const struct {
+        const char *name;
+        mr_dtype dtype;
+    } types[] = {{"f32", MR_DTYPE_F32}, {"f16", MR_DTYPE_F16}, {"int8", MR_DTYPE_I8}};
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        if (strcmp(config->kv_cache_dtype, types[i].name) == 0) {
+            return types[i].dtype;
+        }
     }
-    return strcmp(config->kv_cache_dtype, "f16") == 0 ? MR_DTYPE_F16 : MR_DTYPE_BF16;
+    return MR_DTYPE_BF16;
 }
 
 /* `blocks` without the null block. */
@@ -198,7 +216,6 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
     mr_backend *backend = runtime->backend;
     MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
                                &runtime->weights, err));
-    mr_model_release_weights(runtime->model);
 
     const mr_config *config = &runtime->config;
     mr_exec_options *exec = &runtime->exec_options;
@@ -217,6 +234,12 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
 static mr_status start_engine(mr_runtime *runtime, mr_error *err)
 {
     const mr_config *config = &runtime->config;
+    if (config->kv_host_memory > mr_memory_available()) {
+        return mr_fail_field(err, MR_RESOURCE_EXHAUSTED, "kv_host_memory",
+                             "kv_host_memory is %" PRIu64 " MiB, and %" PRIu64
+                             " MiB of memory are free: lower it",
+                             config->kv_host_memory / MIB, mr_memory_available() / MIB);
+    }
     const mr_model_config *model = mr_model_config_get(runtime->model);
     const mr_engine_options options = {
         .scheduler =
@@ -226,6 +249,12 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
                 .max_seq_length = config->max_seq_length,
                 .max_queue = config->max_queue_requests,
                 .max_preemptions = config->max_preemptions,
+                .fair =
+                    {
+                        .ageing_ns = config->priority_ageing_ms * MR_NS_PER_MS,
+                        .max_overtakes = config->max_overtakes,
+                        .overtake_ns = config->overtake_timeout_ms * MR_NS_PER_MS,
+                    },
                 .prefill_interval = config->prefill_interval,
                 .batch_timeout_ns = config->batch_timeout_ms * MR_NS_PER_MS,
                 .slow_reader_timeout_ns = config->slow_reader_timeout_ms * MR_NS_PER_MS,
@@ -237,14 +266,27 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
             },
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,
+        .host_memory = config->kv_host_memory,
+        .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
+        .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
+        .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
         .clock = mr_clock_monotonic(),
     };
-    return mr_engine_create(&options, runtime->exec, &runtime->engine, err);
+    MR_TRY(mr_engine_create(&options, runtime->exec, &runtime->engine, err));
+    const mr_prefix_identity_options identity = {
+        .config = config,
+        .model = runtime->model,
+        .plan = runtime->plan,
+        .backend = &runtime->backend_info,
+        .engine = runtime->engine,
+    };
+    return options.prefix_caching ? mr_prefix_identity_create(&identity, &runtime->identity, err)
+                                  : MR_OK;
 }
 
 static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
 {
-    MR_TRY(mr_model_open(options->model_path, &runtime->model, err));
+    MR_TRY(mr_runtime_open_model(&runtime->config, options->model_path, &runtime->model, err));
     MR_TRY(mr_model_plan(runtime->model, &runtime->plan, err));
     /* The scheduler plans one table of blocks a sequence. */
     if (options->with_engine && runtime->plan->kv.groups != 1) {
@@ -289,6 +331,7 @@ void mr_runtime_close(mr_runtime *runtime)
     if (runtime == NULL) {
         return;
     }
+    mr_prefix_identity_destroy(runtime->identity);
     if (runtime->engine != NULL) {
         mr_engine_destroy(runtime->engine);
     }
@@ -345,7 +388,27 @@ const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime)
     return &runtime->exec_options;
 }
 
+mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime)
+{
+    return runtime->identity;
+}
+
+bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
+                            mr_prefix_root *out)
+{
+    if (runtime->identity == NULL) {
+        return false;
+    }
+    mr_prefix_identity_root(runtime->identity, tenant, salt->data, salt->size, out);
+    return true;
+}
+
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime)
 {
     return &runtime->backend_info;
+}
+
+mr_status mr_runtime_ceilings(mr_runtime *runtime, uint64_t bytes, mr_ceilings *out, mr_error *err)
+{
+    return runtime->backend->vt->ceilings(runtime->backend, bytes > 0 ? bytes : 1, out, err);
 }

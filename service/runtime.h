@@ -9,6 +9,7 @@
 #include "model/model.h"
 #include "scheduler/engine.h"
 #include "service/config.h"
+#include "service/prefix_identity.h"
 
 typedef struct mr_runtime mr_runtime;
 
@@ -21,6 +22,10 @@ typedef struct mr_runtime_options {
     mr_progress_fn progress; /* of loading; NULL: none */
     void *progress_ctx;
 } mr_runtime_options;
+
+/* Opens a model as load_format says, and no more. */
+MR_MUST_USE mr_status mr_runtime_open_model(const mr_config *config, const char *path,
+                                            mr_model **out, mr_error *err);
 
 /* Errors as the layers below give them, with the model's path in front. Gives the runtime. */
 MR_MUST_USE mr_status mr_runtime_open(const mr_runtime_options *options, mr_runtime **out,
@@ -36,6 +41,15 @@ mr_engine *mr_runtime_engine(mr_runtime *runtime);            /* NULL without on
 mr_exec *mr_runtime_exec(mr_runtime *runtime);
 const mr_plan *mr_runtime_plan(const mr_runtime *runtime); /* the weights' data is gone */
 const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime);
+/* The root of a request's prefix (service/prefix_identity.h). False: nothing is cached here. Any
+ * thread. */
+bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
+                            mr_prefix_root *out);
+/* NULL: nothing is cached here. */
+mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime);
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime);
+/* As mr_backend_vtable.ceilings; of a runtime without an engine. */
+MR_MUST_USE mr_status mr_runtime_ceilings(mr_runtime *runtime, uint64_t bytes, mr_ceilings *out,
+                                          mr_error *err);
 
 #endif

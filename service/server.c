@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "service/call.h"
 #include "service/handoff.h"
+#include "service/limit_gate.h"
 #include "service/listen.h"
 #include "service/request_sink.h"
 #include "service/rpc.h"
@@ -23,10 +24,6 @@
 /* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
  * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
 #define MAX_RECEIVE_BYTES (32 << 20)
-/* Clients may ping every ten seconds for ever; their timers may be a little early. */
-#define MIN_PING_INTERVAL_MS 9000
-#define KEEPALIVE_MS         60000
-#define KEEPALIVE_TIMEOUT_MS 20000
 /* Calls that may arrive at once, a queue and method, before gRPC has to wait for the queue. */
 #define EXPECTED_CALLS 4
 /* Whose stream has just ended may call again at once. gRPC gives CANCELLED to calls that meet its
@@ -43,7 +40,8 @@
 static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
     &mr_rpc_generate,   &mr_rpc_generate_unary,   &mr_rpc_abort,        &mr_rpc_tokenize,
     &mr_rpc_detokenize, &mr_rpc_get_model,        &mr_rpc_health_check, &mr_rpc_health_watch,
-    &mr_rpc_reflection, &mr_rpc_reflection_alpha, &mr_rpc_get_load,     &mr_rpc_other,
+    &mr_rpc_reflection, &mr_rpc_reflection_alpha, &mr_rpc_get_load,     &mr_rpc_reset_prefix_cache,
+    &mr_rpc_other,
 };
 
 mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err)
@@ -103,10 +101,12 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
     out->model_name = mr_runtime_model_name(runtime);
     out->backend = mr_runtime_backend(runtime)->name;
     out->kv_dtype = config->kv_cache_dtype;
+    out->prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0;
     out->block_size = config->block_size;
     out->max_seq_length = config->max_seq_length;
     out->memory = server->memory;
     mr_engine_stats_get(mr_runtime_engine(runtime), &out->engine);
+    mr_sharing_stats_get(server->sharing, &out->sharing);
 }
 
 /* One look at every call. A call may end, but none is freed: each holds a batch that is out. */
@@ -128,6 +128,10 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
     case MR_RPC_RECEIVED:
     case MR_RPC_FINISHED:
         mr_call_on_event(tag->call, tag->event, ok);
+        break;
+    case MR_RPC_DECIDED:
+        MR_HANDOFF_TAKE(&queue->decided_tag);
+        mr_limit_gate_take(queue);
         break;
     case MR_RPC_WAKE:
         MR_HANDOFF_TAKE(&queue->wake_tag);
@@ -204,7 +208,7 @@ static void on_grpc_log(gpr_log_func_args *args)
                   args->message, NULL);
 }
 
-static void create_grpc(mr_server *server)
+static void create_grpc(mr_server *server, const mr_keepalive *keepalive)
 {
     struct {
         const char *key;
@@ -213,10 +217,11 @@ static void create_grpc(mr_server *server)
         {GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_STREAMS},
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MAX_RECEIVE_BYTES},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
-        {GRPC_ARG_KEEPALIVE_TIME_MS, KEEPALIVE_MS},
-        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, KEEPALIVE_TIMEOUT_MS},
-        {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, 1},
-        {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS, MIN_PING_INTERVAL_MS},
+        {GRPC_ARG_KEEPALIVE_TIME_MS, (int)keepalive->time_ms},
+        {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, (int)keepalive->timeout_ms},
+        {GRPC_ARG_KEEPALIVE_PERMIT_WITHOUT_CALLS, keepalive->permit_without_calls ? 1 : 0},
+        {GRPC_ARG_HTTP2_MIN_RECV_PING_INTERVAL_WITHOUT_DATA_MS,
+         (int)keepalive->min_ping_interval_ms},
         /* A second server on the same port shall fail to start, not take half of the calls. */
         {GRPC_ARG_ALLOW_REUSEPORT, 0},
     };
@@ -244,6 +249,7 @@ static void create_queue(mr_server *server, mr_rpc_queue *queue)
         queue->n_missing += EXPECTED_CALLS;
     }
     mr_request_sink_init(queue);
+    mr_limit_gate_init(queue);
     grpc_server_register_completion_queue(server->grpc, queue->cq, NULL);
     server->n_queues++;
 }
@@ -285,6 +291,11 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
         free(server);
         return mr_fail(err, MR_INTERNAL, "the system gave no random bytes");
     }
+    const mr_status tenants = mr_tenant_place_init(&server->tenants, options->tenants, err);
+    if (tenants != MR_OK) {
+        free(server);
+        return tenants;
+    }
     gpr_set_log_function(on_grpc_log);
     grpc_init();
     mr_event_init(&server->down);
@@ -293,7 +304,7 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     server->reflection = options->reflection;
     server->admin = options->admin;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
-    create_grpc(server);
+    create_grpc(server, &options->keepalive);
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
         create_queue(server, &server->queues[i]);
     }
@@ -323,9 +334,16 @@ int mr_server_port(const mr_server *server)
     return server->port;
 }
 
-void mr_server_set_runtime(mr_server *server, mr_runtime *runtime)
+mr_status mr_server_set_tenants(mr_server *server, const mr_tenants *tenants, mr_error *err)
+{
+    return mr_tenant_place_replace(&server->tenants, tenants, err);
+}
+
+void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *sharing)
 {
     server->runtime = runtime;
+    server->sharing = sharing;
+    server->limiter = mr_sharing_limiter(sharing);
     const mr_exec *exec = mr_runtime_exec(runtime);
     exec->vt->memory(exec, &server->memory);
     mr_flag_set(&server->ready);
@@ -402,6 +420,7 @@ void mr_server_destroy(mr_server *server)
     }
     mr_id_registry_deinit(&server->ids);
     mr_event_deinit(&server->down);
+    mr_tenant_place_deinit(&server->tenants);
     grpc_shutdown_blocking();
     free(server);
 }

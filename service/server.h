@@ -6,15 +6,27 @@
 #include "base/status.h"
 #include "service/metrics.h"
 #include "service/runtime.h"
+#include "service/sharing.h"
+#include "service/tenants.h"
 
 #include <stdbool.h>
 
 typedef struct mr_server mr_server;
 
+/* Times in ms, at most INT_MAX. */
+typedef struct mr_keepalive {
+    uint32_t time_ms;              /* of silence, after which we ping */
+    uint32_t timeout_ms;           /* for the answer; then the connection is closed */
+    uint32_t min_ping_interval_ms; /* between a client's pings; 0: any */
+    bool permit_without_calls;     /* pings while there is no call, both ways */
+} mr_keepalive;
+
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
-    bool reflection;    /* serves grpc.reflection */
-    bool admin;         /* serves AdminService */
+    mr_keepalive keepalive;
+    bool reflection;           /* serves grpc.reflection */
+    bool admin;                /* serves AdminService */
+    const mr_tenants *tenants; /* copied; checked */
 } mr_server_options;
 
 /* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)
@@ -23,8 +35,11 @@ typedef struct mr_server_options {
 MR_MUST_USE mr_status mr_server_start(const mr_server_options *options, mr_server **out,
                                       mr_error *err);
 int mr_server_port(const mr_server *server);
-/* Health becomes SERVING. Borrows the runtime until mr_server_destroy. */
-void mr_server_set_runtime(mr_server *server, mr_runtime *runtime);
+/* Health becomes SERVING. Borrows both until mr_server_destroy. */
+void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *sharing);
+/* Other tenants, for the calls that come; see mr_tenant_place_replace. Any thread. */
+MR_MUST_USE mr_status mr_server_set_tenants(mr_server *server, const mr_tenants *tenants,
+                                            mr_error *err);
 /* Health becomes NOT_SERVING, new calls are refused UNAVAILABLE; waits up to timeout_ms for
  * running streams, then cancels them; every call ends with a status. */
 void mr_server_shutdown(mr_server *server, uint32_t timeout_ms);

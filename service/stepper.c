@@ -13,12 +13,13 @@ struct mr_stepper {
     uint32_t block_size;
     uint32_t groups; /* of the KV cache; a block serves the layers of all of them */
     uint32_t sequences;
-    uint32_t tokens;    /* that a sequence may have */
-    uint32_t blocks;    /* of each sequence: s has 1 + s · blocks and those that follow */
-    uint32_t *position; /* [sequences] of the next token */
-    uint32_t *sent;     /* [sequences] blocks that the device's table knows */
-    uint32_t *kv_slot;  /* [groups], scratch */
-    uint32_t current;   /* the sequence that tokens go to */
+    uint32_t tokens;      /* that a sequence may have */
+    uint32_t blocks;      /* of each sequence: s has 1 + s · blocks and those that follow */
+    uint32_t *position;   /* [sequences] of the next token */
+    uint32_t *sent;       /* [sequences] blocks that the device's table knows */
+    uint32_t *kv_slot;    /* [groups], scratch */
+    uint32_t current;     /* the sequence that tokens go to */
+    uint32_t rope_length; /* of every sequence; 0: its context length */
 };
 
 static mr_status check_room(const mr_stepper *s, const mr_exec_options *options, mr_error *err)
@@ -105,6 +106,11 @@ void mr_stepper_rewind(mr_stepper *s, uint32_t sequence, uint32_t position)
     s->position[sequence] = position;
 }
 
+void mr_stepper_set_rope_length(mr_stepper *s, uint32_t tokens)
+{
+    s->rope_length = tokens;
+}
+
 void mr_stepper_begin(mr_stepper *s)
 {
     mr_batch_reset(s->storage);
@@ -132,7 +138,11 @@ mr_status mr_stepper_sequence(mr_stepper *s, uint32_t sequence, uint32_t count)
         }
     }
     s->current = sequence;
-    return mr_batch_add_seq(s->storage, sequence, end, 0);
+    MR_TRY(mr_batch_add_seq(s->storage, sequence, end, 0));
+    if (s->rope_length > 0) {
+        mr_batch_set_rope_length(s->storage, s->rope_length);
+    }
+    return MR_OK;
 }
 
 mr_status mr_stepper_token(mr_stepper *s, uint32_t id, const mr_row_params *row)

@@ -25,6 +25,9 @@ void mr_stepper_destroy(mr_stepper *stepper);
 /* The next token of `sequence` is the one at `position`, at most as many as it has. */
 void mr_stepper_rewind(mr_stepper *stepper, uint32_t sequence, uint32_t position);
 
+/* As mr_batch_set_rope_length, for all sequences; without it each goes by its context length. */
+void mr_stepper_set_rope_length(mr_stepper *stepper, uint32_t tokens);
+
 void mr_stepper_begin(mr_stepper *stepper);
 /* `count` tokens of `sequence` follow in this step. */
 MR_MUST_USE mr_status mr_stepper_sequence(mr_stepper *stepper, uint32_t sequence, uint32_t count);

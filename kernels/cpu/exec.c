@@ -6,7 +6,6 @@
 #include "base/cpu.h"
 #include "base/pages.h"
 
-#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -45,10 +44,9 @@ static mr_status check_options(const mr_exec_options *o, mr_error *err)
                        "tokens are possible",
                        o->n_blocks, o->block_size);
     }
-    if (o->kv_dtype != MR_DTYPE_F32 && o->kv_dtype != MR_DTYPE_F16 &&
-        o->kv_dtype != MR_DTYPE_BF16) {
+    if (!mr_kv_dtype_known(o->kv_dtype)) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "kv_cache_dtype",
-                             "compile: the CPU keeps keys and values as f32, f16 or bf16");
+                             "compile: the CPU keeps keys and values as f32, f16, bf16 or int8");
     }
     return MR_OK;
 }
@@ -67,12 +65,30 @@ static mr_status check_weights(const mr_plan *plan, const mr_cpu_weights *weight
     return MR_OK;
 }
 
+/* Every position that a sequence may have is a row of the learned ones. */
+static mr_status check_positions(const mr_plan *plan, const mr_exec_options *o, mr_error *err)
+{
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        const mr_op *op = &plan->ops[i];
+        if (op->kind != MR_OP_EMBED || !op->embed.learned_positions) {
+            continue;
+        }
+        const uint32_t rows = plan->weights[op->embed.positions].n - op->embed.offset;
+        if (o->max_context > rows) {
+            return mr_fail_field(err, MR_INVALID_ARGUMENT, "max_seq_length",
+                                 "compile: %u positions are wanted and the model has learned %u",
+                                 o->max_context, rows);
+        }
+    }
+    return MR_OK;
+}
+
 static mr_status make_kv(mr_cpu_exec *exec, mr_error *err)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
     const mr_exec_options *o = &exec->options;
-    exec->kv_row_bytes = (uint64_t)kv->head_width * mr_dtype_info_get(o->kv_dtype)->block_bytes;
-    const uint64_t block = mr_kv_block_bytes(kv, o->kv_dtype, o->block_size);
+    const bool fits = mr_kv_layout_make(kv, o->kv_dtype, o->block_size, &exec->kv_layout);
+    const uint64_t block = fits ? exec->kv_layout.all : UINT64_MAX;
     const uint64_t available = mr_memory_available();
     if (!mr_mul_u64(block, o->n_blocks, &exec->kv_bytes) || exec->kv_bytes > available) {
         return mr_fail_field(err, MR_RESOURCE_EXHAUSTED, "kv_cache_memory",
@@ -82,9 +98,7 @@ static mr_status make_kv(mr_cpu_exec *exec, mr_error *err)
                              (unsigned long long)(available >> 20),
                              (unsigned long long)(available / (block > 0 ? block : 1)));
     }
-    exec->kv_head_bytes = exec->kv_row_bytes * o->block_size;
-    exec->kv_block_bytes = exec->kv_head_bytes * kv->heads;
-    exec->kv_plane_bytes = exec->kv_block_bytes * o->n_blocks;
+    exec->kv_plane_bytes = exec->kv_layout.block * o->n_blocks;
     exec->kv = mr_pages_alloc(exec->kv_bytes);
     if (exec->kv == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED,
@@ -109,28 +123,6 @@ static bool make_buffers(mr_cpu_exec *exec)
         }
     }
     return exec->buffers != NULL;
-}
-
-static bool make_ropes(mr_cpu_exec *exec)
-{
-    const mr_plan *plan = exec->plan;
-    exec->ropes = mr_calloc((size_t)plan->n_ropes + 1, sizeof(*exec->ropes));
-    for (uint32_t i = 0; exec->ropes != NULL && i < plan->n_ropes; i++) {
-        const mr_plan_rope *rope = &plan->ropes[i];
-        const uint64_t pairs = rope->dims / 2;
-        mr_cpu_rope *table = &exec->ropes[i];
-        table->cos = take(exec, exec->options.max_context * pairs, sizeof(float));
-        table->sin = take(exec, exec->options.max_context * pairs, sizeof(float));
-        if (table->cos == NULL || table->sin == NULL) {
-            return false;
-        }
-        for (uint64_t j = 0; j < exec->options.max_context * pairs; j++) {
-            const double angle = (double)(j / pairs) * (double)rope->inv_freq[j % pairs];
-            table->cos[j] = (float)(cos(angle) * (double)rope->attention_factor);
-            table->sin[j] = (float)(sin(angle) * (double)rope->attention_factor);
-        }
-    }
-    return exec->ropes != NULL;
 }
 
 static bool make_tables(mr_cpu_exec *exec)
@@ -188,8 +180,8 @@ static mr_status copy_blocks(mr_exec *base, const mr_block_copy *copies, size_t 
     for (size_t i = 0; i < count; i++) {
         for (uint64_t plane = 0; plane < 2 * (uint64_t)exec->plan->kv.layers; plane++) {
             uint8_t *blocks = exec->kv + plane * exec->kv_plane_bytes;
-            memmove(blocks + copies[i].to * exec->kv_block_bytes,
-                    blocks + copies[i].from * exec->kv_block_bytes, exec->kv_block_bytes);
+            memmove(blocks + copies[i].to * exec->kv_layout.block,
+                    blocks + copies[i].from * exec->kv_layout.block, exec->kv_layout.block);
         }
     }
     return MR_OK;
@@ -220,15 +212,11 @@ static void destroy(mr_exec *base)
     for (uint32_t i = 0; exec->buffers != NULL && i < exec->plan->n_buffers; i++) {
         free(exec->buffers[i]);
     }
-    for (uint32_t i = 0; exec->ropes != NULL && i < exec->plan->n_ropes; i++) {
-        free(exec->ropes[i].cos);
-        free(exec->ropes[i].sin);
-    }
+    mr_cpu_ropes_destroy(exec);
     for (uint32_t i = 0; exec->samplers != NULL && i < exec->threads; i++) {
         mr_sampler_destroy(exec->samplers[i]);
     }
     free(exec->buffers);
-    free(exec->ropes);
     mr_pages_free(exec->kv, exec->kv_bytes);
     free(exec->block_tables);
     free(exec->history);
@@ -249,6 +237,11 @@ static const mr_exec_vtable vtable = {
     .submit = mr_cpu_step_submit,
     .wait = mr_cpu_step_wait,
     .copy_blocks = copy_blocks,
+    .host_alloc = mr_cpu_host_alloc,
+    .host_free = mr_cpu_host_free,
+    .transfer_start = mr_cpu_transfer_start,
+    .transfer_poll = mr_cpu_transfer_poll,
+    .transfer_cancel = mr_cpu_transfer_cancel,
     .memory = memory,
     .times = times,
     .destroy = destroy,
@@ -260,6 +253,7 @@ mr_status mr_cpu_exec_create(mr_thread_pool *pool, const mr_plan *plan,
 {
     MR_TRY(check_options(options, err));
     MR_TRY(check_weights(plan, weights, err));
+    MR_TRY(check_positions(plan, options, err));
     mr_cpu_exec *exec = mr_calloc(1, sizeof(*exec));
     if (exec == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
@@ -274,7 +268,8 @@ mr_status mr_cpu_exec_create(mr_thread_pool *pool, const mr_plan *plan,
 
     mr_status status;
     MR_TRY_CLEANUP(status, make_kv(exec, err));
-    if (!make_buffers(exec) || !make_ropes(exec) || !make_tables(exec) || !make_scratch(exec)) {
+    if (!make_buffers(exec) || !mr_cpu_ropes_create(exec, take) || !make_tables(exec) ||
+        !make_scratch(exec)) {
         status = mr_fail(err, MR_RESOURCE_EXHAUSTED,
                          "activations: out of memory at %llu MiB; fewer tokens or rows a step, or "
                          "a shorter context, need less",

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Paged attention of the fast path. In a block of the KV pool the keys of a head lie transposed,
- * [D][block_size], and the values as they come, [block_size][D].
+ * [D][block_size], and the values as they come, [block_size][D]; int8 scales are multiplied in
+ * where keys and values become floats.
  *
  * A tile is some neighbouring queries of one sequence times all query heads of one KV head, so
  * that keys and values are read and widened once for all of them:
@@ -14,6 +15,9 @@
  * Splits begin at multiples of 256 whatever the query, every part is summed in the order of its
  * keys, and a key that a row does not see adds nothing: a row's result does not depend on the tile
  * it is in. That is why prefill chunks, decodes and any mixture give the same bits.
+ *
+ * Where a step decodes so few sequences that threads would wait for each other, the splits of a
+ * tile are shared out too: parts are kept until all are there, and merged in the same order.
  */
 #include "kernels/cpu/fast_internal.h"
 
@@ -105,8 +109,8 @@ static uint32_t first_seen(const tile *t, uint32_t position)
 /* Positions next to each other that lie in one block of the pool: a run of keys or values is read
  * piece by piece. */
 typedef struct piece {
-    const uint8_t *head; /* keys or values of the KV head in the block */
-    uint32_t offset;     /* in the block */
+    mr_cpu_kv_piece in; /* keys or values of the KV head in the block */
+    uint32_t offset;    /* in the block */
     uint32_t count;
 } piece;
 
@@ -117,7 +121,7 @@ static inline piece next_piece(const tile *t, uint32_t key, uint32_t count, uint
     const uint32_t offset = key % block_size;
     const uint32_t room = block_size - offset;
     return (piece){
-        .head = mr_cpu_kv(t->exec, t->op->layer, value, t->table[key / block_size], t->kv_head),
+        .in = mr_cpu_kv(t->exec, t->op->layer, value, t->table[key / block_size], t->kv_head),
         .offset = offset,
         .count = count < room ? count : room,
     };
@@ -127,13 +131,16 @@ static inline piece next_piece(const tile *t, uint32_t key, uint32_t count, uint
  * the pool, where the processor's own prefetching is of little use. */
 static void prefetch(const tile *t, uint32_t key, uint32_t count, uint32_t value)
 {
-    const uint64_t row_bytes = t->exec->kv_row_bytes;
+    const mr_kv_layout *layout = &t->exec->kv_layout;
     for (uint32_t done = 0; done < count;) {
         const piece p = next_piece(t, key + done, count - done, value);
-        const uint64_t first = value ? p.offset * row_bytes : 0;
-        const uint64_t end = value ? first + p.count * row_bytes : t->exec->kv_head_bytes;
+        const uint64_t first = value ? p.offset * layout->row : 0;
+        const uint64_t end = value ? first + p.count * layout->row : layout->piece - layout->scales;
+        for (uint64_t at = 0; at < layout->scales; at += CACHE_LINE) {
+            __builtin_prefetch((const uint8_t *)p.in.scales + at);
+        }
         for (uint64_t at = first; at < end; at += CACHE_LINE) {
-            __builtin_prefetch(p.head + at);
+            __builtin_prefetch(p.in.elements + at);
         }
         done += p.count;
     }
@@ -147,8 +154,9 @@ static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t colu
         const piece p = next_piece(t, key + done, count - done, 0);
         const mr_fast_widen job = {
             .dtype = dtype,
-            .from = p.head + (size_t)p.offset * mr_dtype_info_get(dtype)->block_bytes,
+            .from = p.in.elements + p.offset * t->exec->kv_layout.element,
             .from_stride = t->exec->options.block_size,
+            .scales = p.in.scales + p.offset,
             .to = t->keys + column + done,
             .to_stride = MR_FAST_GROUP,
             .rows = t->width,
@@ -166,8 +174,10 @@ static void load_values(const tile *t, uint32_t key, uint32_t count)
         const piece p = next_piece(t, key + done, count - done, 1);
         const mr_fast_widen job = {
             .dtype = t->exec->options.kv_dtype,
-            .from = p.head + p.offset * t->exec->kv_row_bytes,
+            .from = p.in.elements + p.offset * t->exec->kv_layout.row,
             .from_stride = t->width,
+            .scales = p.in.scales + p.offset,
+            .scales_of_rows = true,
             .to = t->values + (size_t)done * t->padded,
             .to_stride = t->padded,
             .rows = p.count,
@@ -272,8 +282,10 @@ static void merge(const tile *t, uint32_t r)
     t->sum[r] = t->sum[r] * a + t->part_sum[r] * b;
 }
 
-static void run_split(const tile *t, uint32_t base)
+/* The part of split `split`, with its maxima and sums. */
+static void run_split(const tile *t, uint32_t split)
 {
+    const uint32_t base = split * MR_FAST_SPLIT;
     const uint32_t begin = t->first_key > base ? t->first_key - base : 0;
     const uint32_t after = t->last_key - base + 1;
     const uint32_t end = after < MR_FAST_SPLIT ? after : MR_FAST_SPLIT;
@@ -283,14 +295,33 @@ static void run_split(const tile *t, uint32_t base)
         weights_of_row(t, r, base, begin, end);
     }
     weigh(t, base, begin, end);
+}
+
+static void merge_rows(const tile *t)
+{
     for (uint32_t r = 0; r < t->rows; r++) {
         merge(t, r);
     }
 }
 
-static void run_tile(tile *t, const mr_op *op)
+static uint32_t first_split(const tile *t)
 {
-    const size_t head_bytes = t->width * sizeof(float);
+    return t->first_key / MR_FAST_SPLIT;
+}
+
+static uint32_t last_split(const tile *t)
+{
+    return t->last_key / MR_FAST_SPLIT;
+}
+
+/* Aims the tile at queries [query, query + count) of sequence `seq`. */
+static void aim(tile *t, const mr_batch *batch, uint32_t seq, uint32_t query, uint32_t count)
+{
+    t->table = mr_cpu_block_table(t->exec, t->op->layer, seq);
+    t->first_query = query;
+    t->positions = batch->positions + query;
+    t->queries = count;
+    t->rows = count * t->share;
     t->first_key = UINT32_MAX;
     t->last_key = 0;
     for (uint32_t i = 0; i < t->queries; i++) {
@@ -298,15 +329,24 @@ static void run_tile(tile *t, const mr_op *op)
         t->first_key = seen < t->first_key ? seen : t->first_key;
         t->last_key = t->positions[i] > t->last_key ? t->positions[i] : t->last_key;
     }
+}
+
+/* Takes the queries of the KV head in, and nothing is added up yet. */
+static void begin_head(tile *t, uint32_t kv_head)
+{
+    t->kv_head = kv_head;
     for (uint32_t r = 0; r < t->rows; r++) {
         const float *row = mr_cpu_row(t->exec, t->op->qkv, t->first_query + r / t->share);
         const size_t head = (size_t)t->kv_head * t->share + r % t->share;
-        memcpy(t->q + (size_t)r * t->width, row + head * t->width, head_bytes);
+        memcpy(t->q + (size_t)r * t->width, row + head * t->width, t->width * sizeof(float));
         t->sum[r] = 0.0f;
     }
-    for (uint32_t s = t->first_key / MR_FAST_SPLIT; s <= t->last_key / MR_FAST_SPLIT; s++) {
-        run_split(t, s * MR_FAST_SPLIT);
-    }
+}
+
+/* The sum of all parts is the output. */
+static void end_head(const tile *t, const mr_op *op)
+{
+    const size_t head_bytes = t->width * sizeof(float);
     for (uint32_t r = 0; r < t->rows; r++) {
         const uint32_t query = t->first_query + r / t->share;
         const uint32_t first = (t->kv_head * t->share + r % t->share) * t->width;
@@ -319,26 +359,109 @@ static void run_tile(tile *t, const mr_op *op)
     }
 }
 
+static void run_head(tile *t, const mr_op *op, uint32_t kv_head)
+{
+    begin_head(t, kv_head);
+    for (uint32_t s = first_split(t); s <= last_split(t); s++) {
+        run_split(t, s);
+        merge_rows(t);
+    }
+    end_head(t, op);
+}
+
+/* ---- splits shared out over the threads ---- */
+
+/* Tiles of one query (times KV heads) below which a step shares them out. */
+static uint32_t shared_heads(uint32_t threads)
+{
+    return threads > 1 ? 2 * threads : 0;
+}
+
+/* Floats of a part of one query with its maxima and sums. */
+static size_t part_floats(const tile *t)
+{
+    return round_up(t->share * (t->padded + 2), MR_FAST_LANES);
+}
+
+static size_t splits_of(const mr_cpu_exec *exec)
+{
+    return (size_t)(exec->options.max_context - 1) / MR_FAST_SPLIT + 1;
+}
+
+size_t mr_fast_attention_parts(const mr_cpu_exec *exec, const mr_op_attention *op)
+{
+    const tile t = tile_of(exec, op);
+    return shared_heads(exec->threads) * splits_of(exec) * part_floats(&t);
+}
+
+/* Lets the tile's part be the kept one of unit `head` (of the step) and `split`. */
+static void use_part(tile *t, uint64_t head, uint32_t split)
+{
+    float *parts = mr_fast_state_of(t->exec)->parts;
+    t->part = parts + (head * splits_of(t->exec) + split) * part_floats(t);
+    t->part_max = t->part + (size_t)t->share * t->padded;
+    t->part_sum = t->part_max + t->share;
+}
+
+static bool is_shared(const mr_cpu_exec *exec, const mr_batch *batch, uint32_t threads)
+{
+    const uint64_t heads = (uint64_t)batch->n_seqs * exec->plan->kv.heads;
+    bool longer = false; /* than one split */
+    for (uint32_t i = 0; i < batch->n_tokens; i++) {
+        longer = longer || batch->positions[i] >= MR_FAST_SPLIT;
+    }
+    return longer && batch->n_tokens == batch->n_seqs && heads < shared_heads(threads);
+}
+
+static void run_shared(tile *t, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                       uint32_t threads)
+{
+    const uint32_t kv_heads = t->exec->plan->kv.heads;
+    uint64_t unit = 0;
+    for (uint32_t seq = 0; seq < batch->n_seqs; seq++) {
+        aim(t, batch, seq, batch->seq_start[seq], 1);
+        for (uint32_t head = 0; head < kv_heads; head++) {
+            for (uint32_t s = first_split(t); s <= last_split(t); s++, unit++) {
+                if (unit % threads == thread) {
+                    begin_head(t, head);
+                    use_part(t, (uint64_t)seq * kv_heads + head, s);
+                    run_split(t, s);
+                }
+            }
+        }
+    }
+    mr_thread_pool_barrier(t->exec->pool);
+    for (uint64_t i = thread; i < (uint64_t)batch->n_seqs * kv_heads; i += threads) {
+        const uint32_t seq = (uint32_t)(i / kv_heads);
+        aim(t, batch, seq, batch->seq_start[seq], 1);
+        begin_head(t, (uint32_t)(i % kv_heads));
+        for (uint32_t s = first_split(t); s <= last_split(t); s++) {
+            use_part(t, i, s);
+            merge_rows(t);
+        }
+        end_head(t, op);
+    }
+}
+
 void mr_fast_op_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
                           uint32_t thread, uint32_t threads)
 {
     tile t = tile_of(exec, &op->attention);
     const uint32_t height = queries_a_tile(t.share);
-    const uint32_t kv_heads = exec->plan->kv.heads;
     (void)place(&t, mr_cpu_scratch(exec, thread));
+    if (is_shared(exec, batch, threads)) {
+        run_shared(&t, op, batch, thread, threads);
+        return;
+    }
     /* Dealt out in turn, because later tiles of a chunk see more keys. */
     uint64_t unit = 0;
     for (uint32_t seq = 0; seq < batch->n_seqs; seq++) {
         const uint32_t end = batch->seq_start[seq + 1];
-        t.table = mr_cpu_block_table(exec, op->attention.layer, seq);
         for (uint32_t query = batch->seq_start[seq]; query < end; query += height) {
-            t.first_query = query;
-            t.positions = batch->positions + query;
-            t.queries = end - query < height ? end - query : height;
-            t.rows = t.queries * t.share;
-            for (t.kv_head = 0; t.kv_head < kv_heads; t.kv_head++, unit++) {
+            aim(&t, batch, seq, query, end - query < height ? end - query : height);
+            for (uint32_t head = 0; head < exec->plan->kv.heads; head++, unit++) {
                 if (unit % threads == thread) {
-                    run_tile(&t, op);
+                    run_head(&t, op, head);
                 }
             }
         }

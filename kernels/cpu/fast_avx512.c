@@ -365,4 +365,26 @@ static void linear(const mr_fast_linear *job)
     }
 }
 
-const mr_fast_kernels mr_fast_kernels_avx512 = MR_FAST_KERNELS(linear);
+static uint64_t burst(uint32_t rounds, uint32_t *sink)
+{
+    enum { SUMS = 16, OPERATIONS = 2 * 64 };
+    __m512i sum[SUMS];
+    __m512i a = _mm512_set1_epi8(3);
+    for (int i = 0; i < SUMS; i++) {
+        sum[i] = _mm512_setzero_si512();
+    }
+    for (uint32_t round = 0; round < rounds; round++) {
+        __asm__ volatile("" : "+v"(a)); /* the products are not known to repeat */
+#pragma GCC unroll 16
+        for (int i = 0; i < SUMS; i++) {
+            sum[i] = _mm512_dpbusd_epi32(sum[i], a, a);
+        }
+    }
+    for (int i = 1; i < SUMS; i++) {
+        sum[0] = _mm512_xor_si512(sum[0], sum[i]);
+    }
+    *sink = (uint32_t)_mm_cvtsi128_si32(_mm512_castsi512_si128(sum[0]));
+    return (uint64_t)rounds * SUMS * OPERATIONS;
+}
+
+const mr_fast_kernels mr_fast_kernels_avx512 = MR_FAST_KERNELS(linear, burst);

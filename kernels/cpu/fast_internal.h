@@ -18,6 +18,7 @@ typedef struct mr_fast_state {
     uint8_t **quant; /* [n_buffers] → [rows][width / 32] mr_fast_block, NULL: not needed; owns */
     uint8_t *planes; /* [n_buffers] of those blocks */
     bool *quantize;  /* [n_ops]: of the output; for a linear: of its input, first */
+    float *parts;    /* of attention whose splits are shared out; owns */
 } mr_fast_state;
 
 static inline const mr_fast_state *mr_fast_state_of(const mr_cpu_exec *exec)
@@ -57,6 +58,7 @@ void mr_fast_op_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batc
                         uint32_t threads);
 void mr_fast_op_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
                           uint32_t thread, uint32_t threads);
+/* GATED and ACTIVATE. */
 void mr_fast_op_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads);
 void mr_fast_op_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
@@ -64,5 +66,7 @@ void mr_fast_op_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch
 
 /* Bytes of scratch a thread that attention wants. */
 size_t mr_fast_attention_scratch(const mr_cpu_exec *exec, const mr_op_attention *op);
+/* Floats of mr_fast_state.parts that it wants. */
+size_t mr_fast_attention_parts(const mr_cpu_exec *exec, const mr_op_attention *op);
 
 #endif

@@ -140,11 +140,13 @@ typedef struct mr_fast_softmax {
     float max, sum; /* out */
 } mr_fast_softmax;
 
-/* A rectangle of a KV dtype (F32, F16, BF16) as floats. Strides in elements. */
+/* A rectangle of a KV dtype as floats. Strides in elements. */
 typedef struct mr_fast_widen {
     mr_dtype dtype;
     const void *from; /* [rows][from_stride] */
     size_t from_stride;
+    const float *scales; /* I8 only: of the columns, or of the rows */
+    bool scales_of_rows;
     float *to; /* [rows][to_stride] */
     size_t to_stride;
     uint32_t rows;
@@ -166,15 +168,20 @@ typedef struct mr_fast_kernels {
     /* out = (x − centre) · factor · gain (+ bias) */
     void (*normalize)(const float *x, float centre, float factor, const float *gain,
                       const float *bias, float *out, uint32_t count);
-    /* out = act(gate) · up */
+    /* out = act(gate) · up, or act(gate) with up NULL */
     void (*gated)(mr_activation activation, const float *gate, const float *up, float *out,
                   uint32_t count);
     /* dims elements of x in place, angles as mr_cpu_rope has them: [dims / 2] each. */
     void (*rotate)(mr_rope_pairing pairing, float *x, const float *cos, const float *sin,
                    uint32_t dims);
     void (*widen)(const mr_fast_widen *job);
-    /* To a KV dtype (F32, F16, BF16), rounded to nearest even. */
+    /* To F32, F16 or BF16, rounded to nearest even. */
     void (*narrow)(mr_dtype dtype, const float *from, void *to, uint32_t count);
+    /* Multiplies bytes in registers, `rounds` times what the registers hold, with the instruction
+     * that `linear` uses; returns the operations (2 a multiply-add). NULL: nothing to measure. */
+    uint64_t (*burst)(uint32_t rounds, uint32_t *sink);
+    /* mr_kv_quantize() bit for bit, but for the codes of what is not finite. */
+    float (*quantize_kv)(const float *from, int8_t *codes, uint32_t count);
 } mr_fast_kernels;
 
 extern const mr_fast_kernels mr_fast_kernels_portable;

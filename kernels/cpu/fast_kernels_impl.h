@@ -73,7 +73,10 @@ static void mr_impl_gated(mr_activation activation, const float *gate, const flo
     for (uint32_t i = 0; i < count; i += MR_FAST_LANES) {
         uint32_t n = count - i < MR_FAST_LANES ? count - i : MR_FAST_LANES;
         mr_vec v = mr_vec_activate(activation, mr_vec_load_part(gate + i, n));
-        mr_vec_store_part(out + i, mr_vec_mul(v, mr_vec_load_part(up + i, n)), n);
+        if (up != NULL) {
+            v = mr_vec_mul(v, mr_vec_load_part(up + i, n));
+        }
+        mr_vec_store_part(out + i, v, n);
     }
 }
 
@@ -272,8 +275,49 @@ MR_SIMD void mr_widen_halves(mr_dtype dtype, const mr_fast_widen *job)
     }
 }
 
+/* Codes times their scales, one of each column or of each row. */
+MR_SIMD void mr_widen_int8(uint32_t cols, bool scales_of_rows, const mr_fast_widen *job)
+{
+    for (uint32_t c = 0; c < cols; c += MR_FAST_LANES) {
+        uint32_t n = cols - c < MR_FAST_LANES ? cols - c : MR_FAST_LANES;
+        const int8_t *from = (const int8_t *)job->from + c;
+        float *to = job->to + c;
+        mr_vec scale = mr_vec_set(0.0f);
+        if (!scales_of_rows) {
+            scale = mr_vec_load_part(job->scales + c, n);
+        }
+        for (uint32_t r = 0; r < job->rows; r++) {
+            mr_vec v;
+            if (scales_of_rows) {
+                scale = mr_vec_set(job->scales[r]);
+            }
+            if (n == MR_FAST_LANES) {
+                v = mr_vec_load_int8(from);
+                mr_vec_store(to, mr_vec_mul(v, scale));
+            } else {
+                int8_t rest[MR_FAST_LANES] = {0};
+                memcpy(rest, from, n);
+                v = mr_vec_load_int8(rest);
+                mr_vec_store_part(to, mr_vec_mul(v, scale), n);
+            }
+            from += job->from_stride;
+            to += job->to_stride;
+        }
+    }
+}
+
 static void mr_impl_widen(const mr_fast_widen *job)
 {
+    if (job->dtype == MR_DTYPE_I8) {
+        if (job->scales_of_rows) {
+            mr_widen_int8(job->cols, true, job);
+        } else if (job->cols == MR_FAST_LANES) {
+            mr_widen_int8(MR_FAST_LANES, false, job);
+        } else {
+            mr_widen_int8(job->cols, false, job);
+        }
+        return;
+    }
     if (job->dtype == MR_DTYPE_F16) {
         mr_widen_halves(MR_DTYPE_F16, job);
         return;
@@ -313,6 +357,29 @@ static void mr_impl_narrow(mr_dtype dtype, const float *from, void *to, uint32_t
         mr_vec_store_half(dtype, rest, mr_vec_load_part(from + i, count - i));
         memcpy(half + i, rest, (count - i) * sizeof(*rest));
     }
+}
+
+static float mr_impl_quantize_kv(const float *from, int8_t *codes, uint32_t count)
+{
+    mr_vec top = mr_vec_set(0.0f);
+    for (uint32_t i = 0; i < count; i += MR_FAST_LANES) {
+        uint32_t n = count - i < MR_FAST_LANES ? count - i : MR_FAST_LANES;
+        top = mr_vec_magnitude(top, mr_vec_load_part(from + i, n));
+    }
+    float largest = mr_vec_reduce_magnitude(top);
+    bool nought = largest < 0x1p-110f;
+    mr_vec factor = mr_vec_set(nought ? 0.0f : 127.0f / largest);
+    for (uint32_t i = 0; i < count; i += 2 * MR_FAST_LANES) {
+        float part[2 * MR_FAST_LANES] = {0};
+        int8_t rest[2 * MR_FAST_LANES];
+        uint32_t n = count - i < 2 * MR_FAST_LANES ? count - i : 2 * MR_FAST_LANES;
+        memcpy(part, from + i, n * sizeof(float));
+        mr_vec lo = mr_vec_mul(mr_vec_load(part), factor);
+        mr_vec hi = mr_vec_mul(mr_vec_load(part + MR_FAST_LANES), factor);
+        (void)mr_vec_store_codes(rest, lo, hi);
+        memcpy(codes + i, rest, n);
+    }
+    return nought ? 0.0f : largest / 127.0f;
 }
 
 static void mr_impl_softmax(mr_fast_softmax *row)

@@ -40,6 +40,12 @@ void mr_fast_op_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
         float *out = mr_cpu_row(exec, op->embed.out, t);
         mr_fast_weight_row(table, exec->tokens[t], out);
         mr_fast_kernels_of(exec)->scale(out, op->embed.scale, table->k);
+        if (op->embed.learned_positions) {
+            float *position = mr_cpu_scratch(exec, thread);
+            mr_fast_weight_row(&exec->weights->items[op->embed.positions],
+                               batch->positions[t] + op->embed.offset, position);
+            mr_fast_kernels_of(exec)->add(out, position, table->k);
+        }
         quantize_whole_row(exec, op, op->embed.out, t);
     }
 }
@@ -86,6 +92,7 @@ static grid make_grid(const mr_cpu_exec *exec, const mr_op_linear *linear, uint3
     for (uint32_t part = 0; part < linear->parts; part++) {
         g.strips += strips_of(exec->weights->items[linear->weight[part]].n);
     }
+    MR_CHECK(g.strips > 0);
     while (threads > 1 && (uint64_t)g.strips * g.chunks < (uint64_t)UNITS_A_THREAD * threads &&
            rows / (2 * g.chunks) >= MIN_CHUNK_ROWS) {
         g.chunks *= 2;
@@ -170,20 +177,22 @@ void mr_fast_op_linear(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch
     }
 }
 
-/* One head of keys, already rotated, into its column of the block: see fast_attention.c. */
-static void write_key(const mr_cpu_exec *exec, const float *key, uint8_t *block, uint32_t offset)
+/* One head of keys, already rotated, into its column of the block: see fast_attention.c. Elements
+ * are narrowed a vector at a time and put where they belong one by one. */
+static void write_key(const mr_cpu_exec *exec, const float *key, mr_cpu_kv_piece piece,
+                      uint32_t offset)
 {
     const uint32_t width = exec->plan->kv.head_width;
     const size_t stride = exec->options.block_size;
     if (exec->options.kv_dtype == MR_DTYPE_F32) {
-        float *column = (float *)(void *)block + offset;
+        float *column = (float *)(void *)piece.elements + offset;
         for (uint32_t d = 0; d < width; d++) {
             column[d * stride] = key[d];
         }
         return;
     }
     uint16_t part[MR_FAST_LANES];
-    uint16_t *column = (uint16_t *)(void *)block + offset;
+    uint16_t *column = (uint16_t *)(void *)piece.elements + offset;
     for (uint32_t d = 0; d < width; d += MR_FAST_LANES) {
         const uint32_t n = width - d < MR_FAST_LANES ? width - d : MR_FAST_LANES;
         mr_fast_kernels_of(exec)->narrow(exec->options.kv_dtype, key + d, part, n);
@@ -193,19 +202,39 @@ static void write_key(const mr_cpu_exec *exec, const float *key, uint8_t *block,
     }
 }
 
+/* A key or value as int8. `spread` (D bytes): it is a key, whose codes lie apart; NULL: a value. */
+static void write_int8(const mr_cpu_exec *exec, const float *x, mr_cpu_kv_piece piece,
+                       uint32_t offset, int8_t *spread)
+{
+    const uint32_t width = exec->plan->kv.head_width;
+    const size_t stride = exec->options.block_size;
+    int8_t *codes = (int8_t *)piece.elements;
+    int8_t *to = spread != NULL ? spread : codes + (size_t)offset * width;
+    piece.scales[offset] = mr_fast_kernels_of(exec)->quantize_kv(x, to, width);
+    for (uint32_t d = 0; spread != NULL && d < width; d++) {
+        codes[offset + d * stride] = spread[d];
+    }
+}
+
 /* One head of a row of qkv: rotated unless it is a value, and kept if it is not a query. */
 static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_batch *batch,
-                         uint32_t t, uint32_t head)
+                         uint32_t t, uint32_t head, void *scratch)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
     const mr_fast_kernels *k = mr_fast_kernels_of(exec);
     float *x = mr_cpu_row(exec, rope->qkv, t) + (size_t)head * kv->head_width;
     const bool value = head >= rope->heads + kv->heads;
+    if (!value && rope->head_norms) {
+        const float *gain = mr_cpu_vector(exec, head < rope->heads ? rope->q_gain : rope->k_gain);
+        const float square = k->mean_square(x, 0.0f, kv->head_width);
+        k->normalize(x, 0.0f, 1.0f / sqrtf(square + rope->epsilon), gain, NULL, x, kv->head_width);
+    }
     if (!value && rope->rope != UINT16_MAX) {
         const mr_plan_rope *table = &exec->plan->ropes[rope->rope];
-        const size_t at = (size_t)batch->positions[t] * (table->dims / 2);
-        k->rotate(table->pairing, x, exec->ropes[rope->rope].cos + at,
-                  exec->ropes[rope->rope].sin + at, table->dims);
+        const float *cosines;
+        const float *sines;
+        mr_cpu_angles(exec, rope->rope, batch, t, &cosines, &sines);
+        k->rotate(table->pairing, x, cosines, sines, table->dims);
     }
     if (head < rope->heads) {
         return;
@@ -213,11 +242,15 @@ static void rope_kv_head(mr_cpu_exec *exec, const mr_op_rope_kv *rope, const mr_
     const uint32_t slot = batch->kv_slot[(size_t)kv->group_of[rope->layer] * batch->n_tokens + t];
     const uint32_t offset = slot % exec->options.block_size;
     const uint32_t kv_head = (head - rope->heads) % kv->heads;
-    uint8_t *block = mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
-    if (value) {
-        k->narrow(exec->options.kv_dtype, x, block + offset * exec->kv_row_bytes, kv->head_width);
+    const mr_cpu_kv_piece piece =
+        mr_cpu_kv(exec, rope->layer, value, slot / exec->options.block_size, kv_head);
+    if (exec->options.kv_dtype == MR_DTYPE_I8) {
+        write_int8(exec, x, piece, offset, value ? NULL : scratch);
+    } else if (value) {
+        k->narrow(exec->options.kv_dtype, x, piece.elements + offset * exec->kv_layout.row,
+                  kv->head_width);
     } else {
-        write_key(exec, x, block, offset);
+        write_key(exec, x, piece, offset);
     }
 }
 
@@ -229,14 +262,17 @@ void mr_fast_op_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batc
     uint64_t end;
     mr_share((uint64_t)batch->n_tokens * heads, 1, thread, threads, &begin, &end);
     for (uint64_t i = begin; i < end; i++) {
-        rope_kv_head(exec, &op->rope_kv, batch, (uint32_t)(i / heads), (uint32_t)(i % heads));
+        rope_kv_head(exec, &op->rope_kv, batch, (uint32_t)(i / heads), (uint32_t)(i % heads),
+                     mr_cpu_scratch(exec, thread));
     }
 }
 
 void mr_fast_op_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads)
 {
-    const mr_op_gated *gated = &op->gated;
+    const bool gate_only = op->kind == MR_OP_ACTIVATE;
+    const mr_op_gated plain = {op->activate.in, op->activate.out, op->activate.activation};
+    const mr_op_gated *gated = gate_only ? &plain : &op->gated;
     const uint64_t width = exec->plan->buffers[gated->out].width;
     const uint64_t blocks = width / MR_FAST_BLOCK + (width % MR_FAST_BLOCK > 0);
     uint64_t begin;
@@ -251,7 +287,8 @@ void mr_fast_op_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
         const float *gate = mr_cpu_row(exec, gated->in, row) + first;
         float *out = mr_cpu_row(exec, gated->out, row) + first;
         const uint32_t count = (uint32_t)(last - first);
-        mr_fast_kernels_of(exec)->gated(gated->activation, gate, gate + width, out, count);
+        mr_fast_kernels_of(exec)->gated(gated->activation, gate, gate_only ? NULL : gate + width,
+                                        out, count);
         if (mr_fast_quantizes(exec, op)) {
             mr_fast_quantize_row(exec, gated->out, row, (uint32_t)first, count);
         }

@@ -94,15 +94,22 @@ mr_status mr_fast_weight_layout(const mr_plan_weight *from, mr_cpu_weight *to, m
     return MR_OK;
 }
 
-static void pack_float_strip(const mr_plan_weight *from, const mr_cpu_weight *to, uint32_t strip,
+/* Packs `count` rows, at most a strip of them. */
+static void pack_float_strip(const mr_cpu_weight *to, const uint8_t *rows, uint32_t count,
                              uint8_t *out)
 {
-    uint32_t element = element_bytes(to->layout);
-    for (uint32_t i = 0; i < MR_FAST_STRIP && strip * MR_FAST_STRIP + i < to->n; i++) {
-        size_t row = strip * MR_FAST_STRIP + i;
-        const uint8_t *src = (const uint8_t *)from->data + row * to->k * element;
+    const size_t row_bytes = (size_t)to->k * element_bytes(to->layout);
+    if (element_bytes(to->layout) == 4) {
         for (size_t j = 0; j < to->k; j++) {
-            memcpy(out + (j * MR_FAST_STRIP + i) * element, src + j * element, element);
+            for (uint32_t i = 0; i < count; i++) {
+                memcpy(out + (j * MR_FAST_STRIP + i) * 4, rows + i * row_bytes + 4 * j, 4);
+            }
+        }
+        return;
+    }
+    for (size_t j = 0; j < to->k; j++) {
+        for (uint32_t i = 0; i < count; i++) {
+            memcpy(out + (j * MR_FAST_STRIP + i) * 2, rows + i * row_bytes + 2 * j, 2);
         }
     }
 }
@@ -145,19 +152,7 @@ static void pack_quantised_row(const mr_cpu_weight *to, const uint8_t *src, uint
     }
 }
 
-static void pack_quantised_strip(const mr_plan_weight *from, const mr_cpu_weight *to,
-                                 uint32_t strip, uint8_t *out)
-{
-    const mr_dtype_info *info = mr_dtype_info_get(to->dtype);
-    const size_t row_bytes = (size_t)to->k / info->block_elements * info->block_bytes;
-    for (uint32_t i = 0; i < MR_FAST_STRIP && strip * MR_FAST_STRIP + i < to->n; i++) {
-        const size_t row = strip * MR_FAST_STRIP + i;
-        pack_quantised_row(to, (const uint8_t *)from->data + row * row_bytes, i, out);
-    }
-}
-
-void mr_fast_weight_pack(const mr_plan_weight *from, mr_cpu_weight *to, uint32_t thread,
-                         uint32_t threads)
+void mr_fast_weight_pack(mr_cpu_source *from, mr_cpu_weight *to, uint32_t thread, uint32_t threads)
 {
     uint64_t begin;
     uint64_t end;
@@ -165,10 +160,18 @@ void mr_fast_weight_pack(const mr_plan_weight *from, mr_cpu_weight *to, uint32_t
     mr_share((to->n + MR_FAST_STRIP - 1) / MR_FAST_STRIP, 1, thread, threads, &begin, &end);
     for (uint64_t p = begin; p < end; p++) {
         uint8_t *out = (uint8_t *)to->data + p * strip_bytes;
-        if (mr_fast_is_quantised(to->layout)) {
-            pack_quantised_strip(from, to, (uint32_t)p, out);
-        } else {
-            pack_float_strip(from, to, (uint32_t)p, out);
+        const uint64_t left = to->n - p * MR_FAST_STRIP;
+        const uint32_t count = left < MR_FAST_STRIP ? (uint32_t)left : MR_FAST_STRIP;
+        const uint8_t *rows = mr_cpu_source_rows(from, p * MR_FAST_STRIP, count);
+        if (rows == NULL) {
+            return;
+        }
+        if (!mr_fast_is_quantised(to->layout)) {
+            pack_float_strip(to, rows, count, out);
+            continue;
+        }
+        for (uint32_t i = 0; i < count; i++) {
+            pack_quantised_row(to, rows + i * from->row_bytes, i, out);
         }
     }
 }

@@ -10,8 +10,7 @@
 /* As mr_cpu_path.weight_layout and weight_pack. */
 MR_MUST_USE mr_status mr_fast_weight_layout(const mr_plan_weight *from, mr_cpu_weight *to,
                                             mr_error *err);
-void mr_fast_weight_pack(const mr_plan_weight *from, mr_cpu_weight *to, uint32_t thread,
-                         uint32_t threads);
+void mr_fast_weight_pack(mr_cpu_source *from, mr_cpu_weight *to, uint32_t thread, uint32_t threads);
 
 /* Bytes of a strip of inputs `k`; a multiple of 64. */
 size_t mr_fast_strip_bytes(uint32_t layout, uint32_t k);

@@ -26,6 +26,8 @@ static mr_buffer_id quantizable_output(const mr_cpu_exec *exec, const mr_op *op)
         return op->norm.out;
     case MR_OP_GATED:
         return op->gated.out;
+    case MR_OP_ACTIVATE:
+        return op->activate.out;
     case MR_OP_GATHER:
         return op->unary.out;
     case MR_OP_ATTENTION:
@@ -51,6 +53,8 @@ static bool writes(const mr_op *op, mr_buffer_id id)
         return op->attention.out == id;
     case MR_OP_GATED:
         return op->gated.out == id;
+    case MR_OP_ACTIVATE:
+        return op->activate.out == id;
     case MR_OP_ALL_REDUCE:
     case MR_OP_GATHER:
         return op->unary.out == id;
@@ -89,10 +93,30 @@ static uint8_t *make_blocks(mr_cpu_exec *exec, mr_buffer_id id)
     return mr_alloc_aligned(bytes);
 }
 
+/* The parts of attention; false when memory is short. */
+static bool make_parts(mr_cpu_exec *exec, mr_fast_state *state)
+{
+    size_t most = 0;
+    for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
+        const mr_op *op = &exec->plan->ops[i];
+        const size_t floats =
+            op->kind == MR_OP_ATTENTION ? mr_fast_attention_parts(exec, &op->attention) : 0;
+        most = floats > most ? floats : most;
+    }
+    if (most == 0) {
+        return true;
+    }
+    exec->activation_bytes += most * sizeof(float);
+    state->parts = mr_alloc_aligned(most * sizeof(float));
+    return state->parts != NULL;
+}
+
 static uint8_t planes_of(const mr_plan *plan, mr_buffer_id id)
 {
     for (uint32_t i = 0; i < plan->n_ops; i++) {
-        if (plan->ops[i].kind == MR_OP_GATED && plan->ops[i].gated.out == id) {
+        const mr_op *op = &plan->ops[i];
+        if ((op->kind == MR_OP_GATED && op->gated.out == id) ||
+            (op->kind == MR_OP_ACTIVATE && op->activate.out == id)) {
             return 2;
         }
     }
@@ -110,8 +134,8 @@ static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_erro
         state->planes = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->planes));
         state->quantize = mr_calloc((size_t)plan->n_ops + 1, sizeof(*state->quantize));
     }
-    bool enough =
-        state != NULL && state->quant != NULL && state->planes != NULL && state->quantize != NULL;
+    bool enough = state != NULL && state->quant != NULL && state->planes != NULL &&
+                  state->quantize != NULL && make_parts(exec, state);
     for (uint32_t i = 0; enough && i < plan->n_ops; i++) {
         const mr_op *op = &plan->ops[i];
         if (op->kind != MR_OP_LINEAR || !is_quantised(exec, &op->linear)) {
@@ -145,6 +169,7 @@ static void deinit(mr_cpu_exec *exec)
     free(state->quant);
     free(state->planes);
     free(state->quantize);
+    free(state->parts);
     free(state);
     exec->path_state = NULL;
 }
@@ -155,10 +180,14 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
     for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
         const mr_op *op = &exec->plan->ops[i];
         size_t bytes = 0;
-        if (op->kind == MR_OP_ATTENTION) {
+        if (op->kind == MR_OP_ROPE_KV) {
+            bytes = exec->plan->kv.head_width; /* the codes of a key */
+        } else if (op->kind == MR_OP_ATTENTION) {
             bytes = mr_fast_attention_scratch(exec, &op->attention);
         } else if (op->kind == MR_OP_LINEAR) {
             bytes = mr_fast_linear_scratch(exec->plan->buffers[op->linear.in].width);
+        } else if (op->kind == MR_OP_EMBED) {
+            bytes = exec->plan->buffers[op->embed.out].width * sizeof(float);
         }
         most = bytes > most ? bytes : most;
     }
@@ -168,14 +197,15 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
 /* Fields that every path has; `revision` goes up with every change that changes bits. */
 #define FAST_PATH(isa, init_fn)                                                                    \
     {                                                                                              \
-        .name = isa, .numerics = "cpu-" isa "/int8a32/1", .weight_layout = mr_fast_weight_layout,  \
-        .weight_pack = mr_fast_weight_pack, .scratch_bytes = scratch_bytes,                        \
-        .exec_init = (init_fn), .exec_deinit = deinit,                                             \
+        .name = (isa), .numerics = "cpu-" isa "/int8a32/1",                                        \
+        .weight_layout = mr_fast_weight_layout, .weight_pack = mr_fast_weight_pack,                \
+        .scratch_bytes = scratch_bytes, .exec_init = (init_fn), .exec_deinit = deinit,             \
         .ops = {                                                                                   \
             [MR_OP_EMBED] = mr_fast_op_embed,         [MR_OP_NORM] = mr_fast_op_norm,              \
             [MR_OP_LINEAR] = mr_fast_op_linear,       [MR_OP_ROPE_KV] = mr_fast_op_rope_kv,        \
             [MR_OP_ATTENTION] = mr_fast_op_attention, [MR_OP_GATED] = mr_fast_op_gated,            \
-            [MR_OP_GATHER] = mr_fast_op_gather,       [MR_OP_SAMPLE] = mr_cpu_op_sample,           \
+            [MR_OP_ACTIVATE] = mr_fast_op_gated,      [MR_OP_GATHER] = mr_fast_op_gather,          \
+            [MR_OP_SAMPLE] = mr_cpu_op_sample,                                                     \
         },                                                                                         \
     }
 

@@ -95,4 +95,4 @@ static void linear(const mr_fast_linear *job)
     }
 }
 
-const mr_fast_kernels mr_fast_kernels_portable = MR_FAST_KERNELS(linear);
+const mr_fast_kernels mr_fast_kernels_portable = MR_FAST_KERNELS(linear, NULL);

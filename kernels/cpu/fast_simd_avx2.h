@@ -174,6 +174,14 @@ MR_SIMD void mr_vec_store_bf16(uint16_t *to, mr_vec v)
     __m256i both = _mm256_packus_epi32(mr_half_to_bf16(v.lo), mr_half_to_bf16(v.hi));
     _mm256_storeu_si256((void *)to, _mm256_permute4x64_epi64(both, 0xd8));
 }
+MR_SIMD __m256 mr_half_load_int8(const int8_t *from)
+{
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const void *)from)));
+}
+MR_SIMD mr_vec mr_vec_load_int8(const int8_t *from)
+{
+    return (mr_vec){mr_half_load_int8(from), mr_half_load_int8(from + 8)};
+}
 MR_SIMD __m256i mr_half_words(mr_vec v)
 {
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi));

@@ -138,6 +138,10 @@ MR_SIMD void mr_vec_store_bf16(uint16_t *to, mr_vec v)
     rounded = _mm512_mask_or_epi32(rounded, nan, bits, _mm512_set1_epi32(0x400000));
     _mm256_storeu_si256((void *)to, _mm512_cvtepi32_epi16(_mm512_srli_epi32(rounded, 16)));
 }
+MR_SIMD mr_vec mr_vec_load_int8(const int8_t *from)
+{
+    return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
+}
 /* Rounds 32 values within −128 … 127 to int8 and gives the sum. */
 MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
 {

@@ -208,6 +208,14 @@ MR_SIMD void mr_vec_store_bf16(uint16_t *to, mr_vec v)
         to[i] = mr_f32_to_bf16(v.lane[i]);
     }
 }
+MR_SIMD mr_vec mr_vec_load_int8(const int8_t *from)
+{
+    mr_vec out;
+    for (uint32_t i = 0; i < 16; i++) {
+        out.lane[i] = (float)from[i];
+    }
+    return out;
+}
 MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
 {
     int32_t sum = 0;

@@ -90,9 +90,11 @@ MR_SIMD void mr_tile_rows(uint32_t vecs, mr_dtype dtype, mr_tile tile, uint32_t 
         case 2:
             mr_tile_run(2, vecs, dtype, &tile);
             break;
+#if MR_TILE_ROWS > 3
         case 3:
             mr_tile_run(3, vecs, dtype, &tile);
             break;
+#endif
 #if MR_TILE_ROWS > 4
         case 4:
             mr_tile_run(4, vecs, dtype, &tile);
@@ -161,12 +163,13 @@ static void mr_impl_linear_float(const mr_fast_linear *job)
     }
 }
 
-/* The table of this instruction set, but for its name and its integer kernel. */
-#define MR_FAST_KERNELS(linear_fn)                                                                 \
+/* The table of this instruction set, but for its integer kernels. */
+#define MR_FAST_KERNELS(linear_fn, burst_fn)                                                       \
     {                                                                                              \
         .quantize = mr_impl_quantize, .linear = (linear_fn), .product = mr_impl_product,           \
         .softmax = mr_impl_softmax, .blend = mr_impl_blend, .scale = mr_impl_scale,                \
         .add = mr_impl_add, .mean_square = mr_impl_mean_square, .mean = mr_impl_mean,              \
         .normalize = mr_impl_normalize, .gated = mr_impl_gated, .rotate = mr_impl_rotate,          \
-        .widen = mr_impl_widen, .narrow = mr_impl_narrow,                                          \
+        .widen = mr_impl_widen, .narrow = mr_impl_narrow, .quantize_kv = mr_impl_quantize_kv,      \
+        .burst = (burst_fn),                                                                       \
     }

@@ -16,6 +16,7 @@
 #include "base/thread_pool.h"
 #include "kernels/backend.h"
 #include "kernels/cpu/cpu_backend.h"
+#include "kernels/random_weight.h"
 #include "kernels/sample.h"
 
 #include <stdbool.h>
@@ -43,6 +44,21 @@ typedef struct mr_cpu_weight {
     uint64_t bytes;
 } mr_cpu_weight;
 
+/* Where the rows of a weight come from: a model's memory, or nothing (made as they are asked for).
+ * One thread at a time. */
+typedef struct mr_cpu_source {
+    const mr_plan_weight *weight;
+    const mr_random_table *random; /* NULL: weight->data has them */
+    uint64_t row_bytes;
+    uint8_t *made; /* room for rows that are made, owns; NULL until the first are */
+    uint64_t made_rows;
+    bool failed; /* memory was short: what was packed since is void */
+} mr_cpu_source;
+
+/* Rows [first, first + count), borrowed until the next call; NULL when memory is short. The first
+ * call has the largest count. In weights.c. */
+const uint8_t *mr_cpu_source_rows(mr_cpu_source *source, uint64_t first, uint64_t count);
+
 typedef struct mr_cpu_weights {
     const mr_cpu_path *path;
     mr_cpu_weight *items; /* [count], by mr_weight_id */
@@ -51,10 +67,12 @@ typedef struct mr_cpu_weights {
     uint8_t *slab;  /* [bytes] of pages, owns: one piece, so that huge pages can back it */
 } mr_cpu_weights;
 
-/* Sine and cosine of a rope table for every position, attention_factor included. */
+/* Sine and cosine of a rope table, attention_factor included: of every position where the
+ * frequencies are fixed, else of every token of the step. */
 typedef struct mr_cpu_rope {
-    float *cos; /* [max_context][dims / 2], owns */
-    float *sin; /* [max_context][dims / 2], owns */
+    float *cos;  /* [max_context or max_tokens][dims / 2], owns */
+    float *sin;  /* likewise */
+    float *freq; /* [dims / 2] scratch where they are not fixed, owns */
 } mr_cpu_rope;
 
 struct mr_cpu_exec {
@@ -69,15 +87,13 @@ struct mr_cpu_exec {
     float **buffers;    /* [plan->n_buffers] → [max_tokens or max_rows][width], aligned to 64 */
     mr_cpu_rope *ropes; /* [plan->n_ropes] */
 
-    /* KV pool: [layer][key, value][block][kv head][offset in block][D] of kv_dtype, so that the
-     * positions of one head in one block are contiguous. A path may order that last piece its own
-     * way: the fast one keeps keys transposed, [D][offset in block]. */
+    /* KV pool: [layer][key, value][block][kv head] pieces as kv_layout.h has them, of [offset in
+     * block][D] elements. A path may order those its own way: the fast one keeps keys transposed,
+     * [D][offset in block]. */
     uint8_t *kv;
     uint64_t kv_bytes;
     uint64_t kv_plane_bytes; /* keys, or values, of one layer */
-    uint64_t kv_block_bytes; /* one block of a plane */
-    uint64_t kv_head_bytes;  /* one head of that */
-    uint64_t kv_row_bytes;   /* D elements */
+    mr_kv_layout kv_layout;
 
     uint32_t *block_tables; /* [group][slot][max_blocks] */
     uint32_t max_blocks;    /* ⌈max_context / block_size⌉ */
@@ -119,9 +135,8 @@ struct mr_cpu_path {
     /* Sets to->layout and to->bytes for a weight whose dtype, n, k and uses are set (never for
      * pure vectors). UNIMPLEMENTED for a dtype the path lacks, naming weight and dtype. */
     mr_status (*weight_layout)(const mr_plan_weight *from, mr_cpu_weight *to, mr_error *err);
-    /* The share of `thread` of filling to->data. */
-    void (*weight_pack)(const mr_plan_weight *from, mr_cpu_weight *to, uint32_t thread,
-                        uint32_t threads);
+    /* The share of `thread` of filling to->data with rows of the source. */
+    void (*weight_pack)(mr_cpu_source *from, mr_cpu_weight *to, uint32_t thread, uint32_t threads);
 
     /* Bytes of scratch each thread wants in a step; see mr_cpu_scratch. */
     size_t (*scratch_bytes)(const mr_cpu_exec *exec);
@@ -150,6 +165,8 @@ void mr_cpu_ref_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *ba
                           uint32_t thread, uint32_t threads); /* scratch: mr_cpu_ref_scratch */
 void mr_cpu_ref_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads);
+void mr_cpu_ref_activate(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                         uint32_t threads);
 void mr_cpu_ref_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                        uint32_t threads);
 /* Samples the rows of op->unary.in (overwritten) into the results of the executor. */
@@ -170,6 +187,21 @@ MR_MUST_USE mr_status mr_cpu_exec_create(mr_thread_pool *pool, const mr_plan *pl
                                          const mr_cpu_weights *weights,
                                          const mr_exec_options *options, mr_exec **out,
                                          mr_error *err);
+/* rope_angles.c. Makes exec->ropes of the plan's tables; false when memory is short. `take` gives
+ * `count` zeroed elements of `size` bytes. */
+typedef void *(*mr_cpu_take_fn)(mr_cpu_exec *exec, uint64_t count, uint64_t size);
+MR_MUST_USE bool mr_cpu_ropes_create(mr_cpu_exec *exec, mr_cpu_take_fn take);
+void mr_cpu_ropes_destroy(mr_cpu_exec *exec);
+/* Fills the tables that follow the lengths of the batch's sequences. */
+void mr_cpu_ropes_step(const mr_cpu_exec *exec, const mr_batch *batch);
+
+/* transfer.c: the executor's transfers, which are copies in memory and done when started. */
+void *mr_cpu_host_alloc(mr_exec *base, uint64_t bytes);
+void mr_cpu_host_free(mr_exec *base, void *memory, uint64_t bytes);
+MR_MUST_USE mr_status mr_cpu_transfer_start(mr_exec *base, const mr_transfer *transfer,
+                                            uint64_t *ticket, mr_error *err);
+mr_transfer_state mr_cpu_transfer_poll(mr_exec *base, uint64_t ticket);
+bool mr_cpu_transfer_cancel(mr_exec *base, uint64_t ticket);
 /* step.c: submit and wait of the executor's table. */
 MR_MUST_USE mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err);
 MR_MUST_USE mr_status mr_cpu_step_wait(mr_exec *base, mr_step_output *out, mr_error *err);
@@ -189,19 +221,35 @@ static inline void *mr_cpu_scratch(const mr_cpu_exec *exec, uint32_t thread)
     return exec->scratch + thread * exec->scratch_bytes;
 }
 
+/* The angles of token `t` of the step: dims / 2 cosines and sines. */
+static inline void mr_cpu_angles(const mr_cpu_exec *exec, uint16_t rope, const mr_batch *batch,
+                                 uint32_t t, const float **cosines, const float **sines)
+{
+    const mr_plan_rope *table = &exec->plan->ropes[rope];
+    const size_t row = table->rule == MR_ROPE_FIXED ? batch->positions[t] : t;
+    *cosines = exec->ropes[rope].cos + row * (table->dims / 2);
+    *sines = exec->ropes[rope].sin + row * (table->dims / 2);
+}
+
 /* A vector weight (gain, bias); NULL for MR_NO_WEIGHT. */
 static inline const float *mr_cpu_vector(const mr_cpu_exec *exec, mr_weight_id id)
 {
     return id == MR_NO_WEIGHT ? NULL : (const float *)exec->weights->items[id].data;
 }
 
-/* Start of the block_size · D keys (value = 0) or values (value = 1) of one head in one block;
- * their order is the path's. */
-static inline uint8_t *mr_cpu_kv(const mr_cpu_exec *exec, uint32_t layer, uint32_t value,
-                                 uint32_t block, uint32_t head)
+/* Keys (value = 0) or values (value = 1) of one head in one block. */
+typedef struct mr_cpu_kv_piece {
+    uint8_t *elements; /* block_size · D of kv_dtype; their order is the path's */
+    float *scales;     /* [block_size]; void if the type has none */
+} mr_cpu_kv_piece;
+
+static inline mr_cpu_kv_piece mr_cpu_kv(const mr_cpu_exec *exec, uint32_t layer, uint32_t value,
+                                        uint32_t block, uint32_t head)
 {
-    return exec->kv + (2 * (uint64_t)layer + value) * exec->kv_plane_bytes +
-           block * exec->kv_block_bytes + head * exec->kv_head_bytes;
+    const mr_kv_layout *layout = &exec->kv_layout;
+    uint8_t *piece = exec->kv + (2 * (uint64_t)layer + value) * exec->kv_plane_bytes +
+                     block * layout->block + head * layout->piece;
+    return (mr_cpu_kv_piece){.elements = piece + layout->scales, .scales = (float *)(void *)piece};
 }
 
 /* The resident block table [max_blocks] of a KV layer for one sequence of the batch. */

@@ -5,8 +5,12 @@
  */
 #include "kernels/cpu/reference.h"
 
+#include "base/checked.h"
+
 #include <math.h>
 #include <string.h>
+
+#define ROWS_AT_ONCE 8u /* of a weight that is packed */
 
 static mr_status weight_layout(const mr_plan_weight *from, mr_cpu_weight *to, mr_error *err)
 {
@@ -15,13 +19,35 @@ static mr_status weight_layout(const mr_plan_weight *from, mr_cpu_weight *to, mr
     return MR_OK;
 }
 
-static void weight_pack(const mr_plan_weight *from, mr_cpu_weight *to, uint32_t thread,
-                        uint32_t threads)
+static void weight_pack(mr_cpu_source *from, mr_cpu_weight *to, uint32_t thread, uint32_t threads)
 {
     uint64_t begin;
     uint64_t end;
-    mr_share(from->bytes, 4096, thread, threads, &begin, &end);
-    memcpy((uint8_t *)to->data + begin, (const uint8_t *)from->data + begin, end - begin);
+    mr_share(to->n, ROWS_AT_ONCE, thread, threads, &begin, &end);
+    while (begin < end) {
+        const uint64_t count = mr_min_u64(end - begin, ROWS_AT_ONCE);
+        const uint8_t *rows = mr_cpu_source_rows(from, begin, count);
+        if (rows == NULL) {
+            return;
+        }
+        memcpy((uint8_t *)to->data + begin * from->row_bytes, rows, count * from->row_bytes);
+        begin += count;
+    }
+}
+
+/* Adds the learned embedding of a position; `row` is room for it. */
+static void add_position(const mr_cpu_exec *exec, const mr_op_embed *op, uint32_t position,
+                         float *row, float *out)
+{
+    const mr_cpu_weight *table = &exec->weights->items[op->positions];
+    uint64_t row_bytes = 0;
+    MR_CHECK(mr_dtype_row_bytes(table->dtype, table->k, &row_bytes));
+    mr_dequantize(table->dtype,
+                  (const uint8_t *)table->data + ((uint64_t)position + op->offset) * row_bytes, row,
+                  table->k);
+    for (uint32_t i = 0; i < table->k; i++) {
+        out[i] += row[i];
+    }
 }
 
 void mr_cpu_ref_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
@@ -36,6 +62,9 @@ void mr_cpu_ref_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
                       table->k);
         for (uint32_t i = 0; op->embed.scale != 1.0f && i < table->k; i++) {
             out[i] *= op->embed.scale;
+        }
+        if (op->embed.learned_positions) {
+            add_position(exec, &op->embed, batch->positions[t], mr_cpu_scratch(exec, thread), out);
         }
     }
 }
@@ -110,6 +139,7 @@ void mr_cpu_ref_norm(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, 
             .epsilon = norm->epsilon,
             .n = width,
         };
+        MR_CHECK(r.gain != NULL);
         if (norm->kind == MR_NORM_RMS) {
             rms_norm(&r);
         } else {
@@ -133,10 +163,47 @@ static void rotate(float *x, const mr_plan_rope *rope, const float *cosine, cons
     }
 }
 
-static void store_kv(uint8_t *to, const float *from, mr_dtype dtype, uint32_t n)
+/* The norms and rotation of a row's query and key heads, in place. */
+static void turn_heads(const mr_cpu_exec *exec, const mr_op_rope_kv *rk, const mr_batch *batch,
+                       uint32_t t)
 {
+    const mr_plan_kv *kv = &exec->plan->kv;
+    float *row = mr_cpu_row(exec, rk->qkv, t);
+    const float *cosines = NULL;
+    const float *sines = NULL;
+    if (rk->rope != UINT16_MAX) {
+        mr_cpu_angles(exec, rk->rope, batch, t, &cosines, &sines);
+    }
+    for (uint32_t h = 0; h < rk->heads + kv->heads; h++) {
+        float *head = row + (size_t)h * kv->head_width;
+        if (rk->head_norms) {
+            const norm_row r = {
+                .x = head,
+                .out = head,
+                .gain = mr_cpu_vector(exec, h < rk->heads ? rk->q_gain : rk->k_gain),
+                .epsilon = rk->epsilon,
+                .n = kv->head_width,
+            };
+            MR_CHECK(r.gain != NULL);
+            rms_norm(&r);
+        }
+        if (rk->rope != UINT16_MAX) {
+            rotate(head, &exec->plan->ropes[rk->rope], cosines, sines);
+        }
+    }
+}
+
+/* Keeps a key or value of n elements as the one at `offset` of its piece. */
+static void store_kv(mr_cpu_kv_piece piece, uint32_t offset, const float *from, mr_dtype dtype,
+                     uint32_t n)
+{
+    uint8_t *to = piece.elements + (size_t)offset * n * mr_dtype_info_get(dtype)->block_bytes;
     if (dtype == MR_DTYPE_F32) {
         memcpy(to, from, n * sizeof(*from));
+        return;
+    }
+    if (dtype == MR_DTYPE_I8) {
+        piece.scales[offset] = mr_kv_quantize(from, (int8_t *)to, n);
         return;
     }
     for (uint32_t i = 0; i < n; i++) {
@@ -154,25 +221,18 @@ void mr_cpu_ref_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batc
     const uint32_t block_size = exec->options.block_size;
     const uint32_t *kv_slot = batch->kv_slot + (size_t)kv->group_of[rk->layer] * batch->n_tokens;
     for (uint32_t t = thread; t < batch->n_tokens; t += threads) {
-        float *row = mr_cpu_row(exec, rk->qkv, t);
-        if (rk->rope != UINT16_MAX) {
-            const mr_plan_rope *rope = &exec->plan->ropes[rk->rope];
-            const size_t angle = (size_t)batch->positions[t] * (rope->dims / 2);
-            for (uint32_t h = 0; h < rk->heads + kv->heads; h++) {
-                rotate(row + (size_t)h * kv->head_width, rope, exec->ropes[rk->rope].cos + angle,
-                       exec->ropes[rk->rope].sin + angle);
-            }
-        }
+        const float *row = mr_cpu_row(exec, rk->qkv, t);
+        turn_heads(exec, rk, batch, t);
         const uint32_t block = kv_slot[t] / block_size;
-        const uint64_t offset = kv_slot[t] % block_size * exec->kv_row_bytes;
+        const uint32_t offset = kv_slot[t] % block_size;
         /* The null block is for padding rows, which may share a slot: nothing needs to be kept. */
         for (uint32_t g = 0; block != MR_NULL_BLOCK && g < kv->heads; g++) {
             const float *key = row + (size_t)(rk->heads + g) * kv->head_width;
             const float *value = key + (size_t)kv->heads * kv->head_width;
-            store_kv(mr_cpu_kv(exec, rk->layer, 0, block, g) + offset, key, exec->options.kv_dtype,
+            store_kv(mr_cpu_kv(exec, rk->layer, 0, block, g), offset, key, exec->options.kv_dtype,
                      kv->head_width);
-            store_kv(mr_cpu_kv(exec, rk->layer, 1, block, g) + offset, value,
-                     exec->options.kv_dtype, kv->head_width);
+            store_kv(mr_cpu_kv(exec, rk->layer, 1, block, g), offset, value, exec->options.kv_dtype,
+                     kv->head_width);
         }
     }
 }
@@ -212,6 +272,24 @@ void mr_cpu_ref_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
     }
 }
 
+void mr_cpu_ref_activate(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                         uint32_t threads)
+{
+    const mr_op_activate *act = &op->activate;
+    const uint32_t width = exec->plan->buffers[act->out].width;
+    const uint32_t rows = mr_cpu_rows(exec->plan, act->in, batch);
+    uint64_t begin;
+    uint64_t end;
+    mr_share(width, 16, thread, threads, &begin, &end);
+    for (uint32_t row = 0; row < rows; row++) {
+        const float *in = mr_cpu_row(exec, act->in, row);
+        float *out = mr_cpu_row(exec, act->out, row);
+        for (uint64_t i = begin; i < end; i++) {
+            out[i] = activate(act->activation, in[i]);
+        }
+    }
+}
+
 void mr_cpu_ref_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                        uint32_t threads)
 {
@@ -232,6 +310,8 @@ size_t mr_cpu_ref_scratch(const mr_cpu_exec *exec)
             bytes = mr_cpu_ref_linear_scratch(exec, &op->linear);
         } else if (op->kind == MR_OP_ATTENTION) {
             bytes = mr_cpu_ref_attention_scratch(exec, &op->attention);
+        } else if (op->kind == MR_OP_EMBED) {
+            bytes = exec->plan->buffers[op->embed.out].width * sizeof(float);
         }
         most = bytes > most ? bytes : most;
     }
@@ -252,6 +332,7 @@ const mr_cpu_path mr_cpu_path_reference = {
             [MR_OP_ROPE_KV] = mr_cpu_ref_rope_kv,
             [MR_OP_ATTENTION] = mr_cpu_ref_attention,
             [MR_OP_GATED] = mr_cpu_ref_gated,
+            [MR_OP_ACTIVATE] = mr_cpu_ref_activate,
             [MR_OP_GATHER] = mr_cpu_ref_gather,
             [MR_OP_SAMPLE] = mr_cpu_op_sample,
         },

@@ -34,13 +34,21 @@ typedef struct work {
 static const float *load(const work *w, uint32_t value, uint32_t position)
 {
     const mr_cpu_exec *exec = w->exec;
+    const uint32_t width = exec->plan->kv.head_width;
     const uint32_t block = w->table[position / exec->options.block_size];
-    const uint8_t *stored = mr_cpu_kv(exec, w->op->layer, value, block, w->kv_head) +
-                            position % exec->options.block_size * exec->kv_row_bytes;
+    const uint32_t offset = position % exec->options.block_size;
+    const mr_cpu_kv_piece piece = mr_cpu_kv(exec, w->op->layer, value, block, w->kv_head);
+    const uint8_t *stored = piece.elements + offset * exec->kv_layout.row;
     if (exec->options.kv_dtype == MR_DTYPE_F32) {
         return (const float *)(const void *)stored;
     }
-    mr_dequantize(exec->options.kv_dtype, stored, w->row, exec->plan->kv.head_width);
+    if (exec->options.kv_dtype == MR_DTYPE_I8) {
+        for (uint32_t i = 0; i < width; i++) {
+            w->row[i] = piece.scales[offset] * (float)((const int8_t *)stored)[i];
+        }
+        return w->row;
+    }
+    mr_dequantize(exec->options.kv_dtype, stored, w->row, width);
     return w->row;
 }
 

@@ -48,11 +48,19 @@ static void count_attention(const mr_cpu_exec *exec, const mr_op_attention *op,
                             const mr_batch *batch, mr_op_time *time)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
-    for (uint32_t t = 0; t < batch->n_tokens; t++) {
-        uint64_t keys = (uint64_t)batch->positions[t] + 1;
-        keys = op->window > 0 && op->window < keys ? op->window : keys;
-        time->bytes += 2 * keys * kv->heads * exec->kv_row_bytes;
-        time->operations += 4 * keys * op->heads * kv->head_width;
+    const uint64_t key_bytes =
+        exec->kv_layout.row + exec->kv_layout.scales / exec->options.block_size;
+    for (uint32_t seq = 0; seq < batch->n_seqs; seq++) {
+        uint64_t first = UINT64_MAX; /* keys that some token of the sequence sees */
+        uint64_t end = 0;
+        for (uint32_t t = batch->seq_start[seq]; t < batch->seq_start[seq + 1]; t++) {
+            const uint64_t after = (uint64_t)batch->positions[t] + 1;
+            const uint64_t keys = op->window > 0 && op->window < after ? op->window : after;
+            time->operations += 4 * keys * op->heads * kv->head_width;
+            first = after - keys < first ? after - keys : first;
+            end = after > end ? after : end;
+        }
+        time->bytes += end > 0 ? 2 * (end - first) * kv->heads * key_bytes : 0;
     }
 }
 
@@ -107,6 +115,7 @@ mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err
     MR_TRY(mr_batch_check(&bounds, batch, err));
     apply_deltas(exec, batch);
     resolve_tokens(exec, batch);
+    mr_cpu_ropes_step(exec, batch);
     exec->batch = batch;
     mr_thread_pool_run(exec->pool, walk, exec);
     exec->batch = NULL;

@@ -17,6 +17,12 @@ static void find_uses(const mr_plan *plan, mr_cpu_weight *items)
         const mr_op *op = &plan->ops[i];
         if (op->kind == MR_OP_EMBED) {
             items[op->embed.table].uses |= MR_CPU_USE_EMBED;
+            if (op->embed.learned_positions) {
+                items[op->embed.positions].uses |= MR_CPU_USE_EMBED;
+            }
+        } else if (op->kind == MR_OP_ROPE_KV && op->rope_kv.head_norms) {
+            items[op->rope_kv.q_gain].uses |= MR_CPU_USE_VECTOR;
+            items[op->rope_kv.k_gain].uses |= MR_CPU_USE_VECTOR;
         } else if (op->kind == MR_OP_NORM) {
             items[op->norm.gain].uses |= MR_CPU_USE_VECTOR;
             if (op->norm.bias != MR_NO_WEIGHT) {
@@ -77,20 +83,44 @@ static mr_status lay_out_all(const mr_plan *plan, mr_cpu_weights *weights, mr_er
     return MR_OK;
 }
 
+const uint8_t *mr_cpu_source_rows(mr_cpu_source *source, uint64_t first, uint64_t count)
+{
+    const mr_plan_weight *weight = source->weight;
+    if (source->random == NULL) {
+        return (const uint8_t *)weight->data + first * source->row_bytes;
+    }
+    if (source->made == NULL) {
+        source->made = mr_alloc_aligned(count * source->row_bytes);
+        source->made_rows = count;
+        source->failed = source->made == NULL;
+    }
+    if (source->failed) {
+        return NULL;
+    }
+    MR_CHECK(count <= source->made_rows);
+    mr_random_weight_fill(source->random, weight, first * weight->k, count * weight->k,
+                          source->made);
+    return source->made;
+}
+
 typedef struct pack_job {
     const mr_cpu_path *path;
-    const mr_plan_weight *from;
+    mr_cpu_source *sources; /* [threads] */
     mr_cpu_weight *to;
 } pack_job;
 
 static void pack(void *ctx, uint32_t thread, uint32_t threads)
 {
     const pack_job *job = ctx;
+    mr_cpu_source *source = &job->sources[thread];
     if (job->to->uses != MR_CPU_USE_VECTOR) {
-        job->path->weight_pack(job->from, job->to, thread, threads);
-    } else if (thread == 0) {
-        mr_dequantize(job->from->dtype, job->from->data, job->to->data,
-                      (uint64_t)job->from->n * job->from->k);
+        job->path->weight_pack(source, job->to, thread, threads);
+        return;
+    }
+    const uint8_t *rows = thread == 0 ? mr_cpu_source_rows(source, 0, job->to->n) : NULL;
+    if (rows != NULL) {
+        mr_dequantize(source->weight->dtype, rows, job->to->data,
+                      (uint64_t)job->to->n * job->to->k);
     }
 }
 
@@ -112,15 +142,63 @@ static bool make_slab(mr_cpu_weights *weights)
     return true;
 }
 
-static mr_status pack_all(mr_thread_pool *pool, const mr_plan *plan, mr_cpu_weights *weights,
-                          mr_progress_fn progress, void *progress_ctx)
+/* What packing needs besides the weights. */
+typedef struct packer {
+    mr_thread_pool *pool;
+    const mr_plan *plan;
+    mr_cpu_source *sources; /* [threads], owns */
+    /* The table of the last weight that was made of nothing; owns. */
+    mr_random_table *random;
+    mr_dtype random_dtype;
+    float random_mean;
+} packer;
+
+/* The table for a weight without data, kept for the next. */
+static mr_status find_random(packer *p, const mr_plan_weight *weight)
+{
+    if (p->random != NULL && p->random_dtype == weight->dtype &&
+        p->random_mean == weight->random_mean) {
+        return MR_OK;
+    }
+    mr_random_table_destroy(p->random);
+    p->random = NULL;
+    p->random_dtype = weight->dtype;
+    p->random_mean = weight->random_mean;
+    return mr_random_table_create(weight->dtype, weight->random_mean, &p->random);
+}
+
+static mr_status pack_one(packer *p, const mr_cpu_path *path, const mr_plan_weight *from,
+                          mr_cpu_weight *to)
+{
+    const uint32_t threads = mr_thread_pool_size(p->pool);
+    mr_cpu_source source = {.weight = from};
+    MR_CHECK(mr_dtype_row_bytes(from->dtype, from->k, &source.row_bytes));
+    if (from->random) {
+        MR_TRY(find_random(p, from));
+        source.random = p->random;
+    }
+    for (uint32_t i = 0; i < threads; i++) {
+        p->sources[i] = source;
+    }
+    pack_job job = {.path = path, .sources = p->sources, .to = to};
+    mr_thread_pool_run(p->pool, pack, &job);
+    bool failed = false;
+    for (uint32_t i = 0; i < threads; i++) {
+        failed = failed || p->sources[i].failed;
+        free(p->sources[i].made);
+    }
+    if (p->plan->release != NULL && !from->random) {
+        p->plan->release(p->plan->release_ctx, from->data, from->bytes);
+    }
+    return failed ? MR_RESOURCE_EXHAUSTED : MR_OK;
+}
+
+static mr_status pack_weights(packer *p, mr_cpu_weights *weights, mr_progress_fn progress,
+                              void *progress_ctx)
 {
     uint64_t total = 0;
     for (uint32_t i = 0; i < weights->count; i++) {
-        total += plan->weights[i].bytes;
-    }
-    if (!make_slab(weights)) {
-        return MR_RESOURCE_EXHAUSTED;
+        total += p->plan->weights[i].bytes;
     }
     uint64_t done = 0;
     uint64_t offset = 0;
@@ -129,15 +207,28 @@ static mr_status pack_all(mr_thread_pool *pool, const mr_plan *plan, mr_cpu_weig
         if (to->bytes > 0) {
             to->data = weights->slab + offset;
             offset += (to->bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
-            pack_job job = {.path = weights->path, .from = &plan->weights[i], .to = to};
-            mr_thread_pool_run(pool, pack, &job);
+            MR_TRY(pack_one(p, weights->path, &p->plan->weights[i], to));
         }
-        done += plan->weights[i].bytes;
+        done += p->plan->weights[i].bytes;
         if (progress != NULL) {
             progress(progress_ctx, done, total);
         }
     }
     return MR_OK;
+}
+
+static mr_status pack_all(mr_thread_pool *pool, const mr_plan *plan, mr_cpu_weights *weights,
+                          mr_progress_fn progress, void *progress_ctx)
+{
+    packer p = {.pool = pool, .plan = plan};
+    p.sources = mr_calloc(mr_thread_pool_size(pool), sizeof(*p.sources));
+    mr_status status = MR_RESOURCE_EXHAUSTED;
+    if (p.sources != NULL && make_slab(weights)) {
+        status = pack_weights(&p, weights, progress, progress_ctx);
+    }
+    free(p.sources);
+    mr_random_table_destroy(p.random);
+    return status;
 }
 
 mr_status mr_cpu_weights_create(const mr_cpu_path *path, mr_thread_pool *pool, const mr_plan *plan,

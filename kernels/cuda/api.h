@@ -103,9 +103,12 @@ typedef struct mr_cuda_prepare {
 } mr_cuda_prepare;
 
 typedef struct mr_cuda_embed {
-    mr_cuda_ptr table; /* [V][width] of `type` */
-    mr_cuda_ptr ids;   /* u32 [rows] */
-    mr_cuda_ptr out;   /* [rows][width] of out_type */
+    mr_cuda_ptr table;     /* [V][width] of `type` */
+    mr_cuda_ptr ids;       /* u32 [rows] */
+    mr_cuda_ptr out;       /* [rows][width] of out_type */
+    mr_cuda_ptr learned;   /* [offset + positions][width] of `type`, added; 0: none */
+    mr_cuda_ptr positions; /* u32 [rows] */
+    uint32_t offset;
     mr_dtype type;
     mr_dtype out_type;
     uint32_t rows;
@@ -141,6 +144,19 @@ typedef struct mr_cuda_linear {
     bool gated;
     mr_activation activation;
 } mr_cuda_linear;
+
+/* RMS norm of query and key heads, in place. */
+typedef struct mr_cuda_head_norm {
+    mr_cuda_ptr qkv;    /* [tokens][(H + 2G) · D] of `type` */
+    mr_cuda_ptr q_gain; /* f32 [D] */
+    mr_cuda_ptr k_gain;
+    mr_dtype type;
+    uint32_t heads;    /* H */
+    uint32_t kv_heads; /* G */
+    uint32_t width;    /* D */
+    uint32_t tokens;
+    float epsilon;
+} mr_cuda_head_norm;
 
 /* cos and sin of position p and pair i, in double and then rounded, times `factor`. */
 typedef struct mr_cuda_rope_table {
@@ -209,6 +225,14 @@ typedef struct mr_cuda_gated {
     uint32_t rows;
     uint32_t width;
 } mr_cuda_gated;
+
+typedef struct mr_cuda_activate {
+    mr_cuda_ptr in; /* `count` elements of `type` */
+    mr_cuda_ptr out;
+    mr_dtype type;
+    mr_activation activation;
+    uint64_t count;
+} mr_cuda_activate;
 
 typedef struct mr_cuda_gather {
     mr_cuda_ptr in;
@@ -282,10 +306,12 @@ typedef struct mr_cuda_api {
     int (*norm)(mr_cuda_context *context, const mr_cuda_norm *p);
     int (*linear)(mr_cuda_context *context, const mr_cuda_linear *p);
     int (*rope_table)(mr_cuda_context *context, const mr_cuda_rope_table *p);
+    int (*head_norm)(mr_cuda_context *context, const mr_cuda_head_norm *p);
     int (*rope_kv)(mr_cuda_context *context, const mr_cuda_rope_kv *p);
     int (*attention_split)(mr_cuda_context *context, const mr_cuda_attention *p);
     int (*attention_tiles)(mr_cuda_context *context, const mr_cuda_attention *p);
     int (*gated)(mr_cuda_context *context, const mr_cuda_gated *p);
+    int (*activate)(mr_cuda_context *context, const mr_cuda_activate *p);
     int (*gather)(mr_cuda_context *context, const mr_cuda_gather *p);
     int (*sample)(mr_cuda_context *context, const mr_cuda_sample *p);
     int (*block_move)(mr_cuda_context *context, const mr_cuda_block_move *p);

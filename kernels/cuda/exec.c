@@ -242,6 +242,7 @@ static bool fuses(const mr_cuda_exec *exec, uint32_t index)
                            (op->kind == MR_OP_LINEAR && op->linear.in == linear->out) ||
                            (op->kind == MR_OP_ROPE_KV && op->rope_kv.qkv == linear->out) ||
                            (op->kind == MR_OP_ATTENTION && op->attention.qkv == linear->out) ||
+                           (op->kind == MR_OP_ACTIVATE && op->activate.in == linear->out) ||
                            ((op->kind == MR_OP_GATHER || op->kind == MR_OP_SAMPLE ||
                              op->kind == MR_OP_ALL_REDUCE) &&
                             op->unary.in == linear->out) ||

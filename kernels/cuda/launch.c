@@ -40,7 +40,7 @@ static int prepare(mr_cuda_exec *exec, const mr_cuda_step *step)
 
 static int embed(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_embed *op)
 {
-    const mr_cuda_embed p = {
+    mr_cuda_embed p = {
         .table = mr_cuda_weight_at(exec->weights, op->table),
         .ids = exec->ids,
         .out = exec->buffers[op->out],
@@ -50,6 +50,11 @@ static int embed(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_embed
         .width = width_of(exec, op->out),
         .scale = op->scale,
     };
+    if (op->learned_positions) {
+        p.learned = mr_cuda_weight_at(exec->weights, op->positions);
+        p.positions = exec->stage + step->stage.positions;
+        p.offset = op->offset;
+    }
     return exec->backend->api->embed(exec->backend->context, &p);
 }
 
@@ -147,7 +152,22 @@ static int rope_kv(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_rop
         p.pairing = exec->plan->ropes[op->rope].pairing;
         p.pairs = exec->plan->ropes[op->rope].dims / 2;
     }
-    return exec->backend->api->rope_kv(exec->backend->context, &p);
+    int code = 0;
+    if (op->head_norms) {
+        const mr_cuda_head_norm n = {
+            .qkv = p.qkv,
+            .q_gain = mr_cuda_weight_at(exec->weights, op->q_gain),
+            .k_gain = mr_cuda_weight_at(exec->weights, op->k_gain),
+            .type = p.type,
+            .heads = op->heads,
+            .kv_heads = p.kv.heads,
+            .width = p.kv.width,
+            .tokens = p.tokens,
+            .epsilon = op->epsilon,
+        };
+        code = exec->backend->api->head_norm(exec->backend->context, &n);
+    }
+    return code == 0 ? exec->backend->api->rope_kv(exec->backend->context, &p) : code;
 }
 
 /* Items of whole tokens that one launch takes, from `first` on. */
@@ -229,6 +249,18 @@ static int gated(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
     return exec->backend->api->gated(exec->backend->context, &p);
 }
 
+static int activate(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_activate *op)
+{
+    const mr_cuda_activate p = {
+        .in = exec->buffers[op->in],
+        .out = exec->buffers[op->out],
+        .type = exec->backend->compute,
+        .activation = op->activation,
+        .count = (uint64_t)rows_of(exec, step, op->in) * width_of(exec, op->in),
+    };
+    return exec->backend->api->activate(exec->backend->context, &p);
+}
+
 static int gather(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_unary *op)
 {
     const mr_cuda_gather p = {
@@ -278,6 +310,9 @@ static bool has_rows(const mr_cuda_exec *exec, const mr_cuda_step *step, const m
     case MR_OP_GATED:
         id = op->gated.in;
         break;
+    case MR_OP_ACTIVATE:
+        id = op->activate.in;
+        break;
     case MR_OP_GATHER:
     case MR_OP_SAMPLE:
         return step->counts.rows > 0;
@@ -306,6 +341,8 @@ static int launch_op(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t inde
         return attention(exec, step, &op->attention);
     case MR_OP_GATED:
         return gated(exec, step, index);
+    case MR_OP_ACTIVATE:
+        return activate(exec, step, &op->activate);
     case MR_OP_GATHER:
         return gather(exec, step, &op->unary);
     case MR_OP_SAMPLE:

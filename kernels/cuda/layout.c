@@ -61,6 +61,9 @@ static mr_status check_op(const mr_plan *plan, uint32_t i, const mr_dtype *types
         break;
     case MR_OP_ROPE_KV:
         fits = types[op->rope_kv.qkv] == compute;
+        if (op->rope_kv.rope != UINT16_MAX && plan->ropes[op->rope_kv.rope].rule != MR_ROPE_FIXED) {
+            return refuse(plan, i, "its rotation follows the length of the prompt", err);
+        }
         break;
     case MR_OP_ATTENTION:
         fits = types[op->attention.qkv] == compute && types[op->attention.out] == compute;
@@ -70,6 +73,9 @@ static mr_status check_op(const mr_plan *plan, uint32_t i, const mr_dtype *types
         break;
     case MR_OP_GATED:
         fits = types[op->gated.in] == compute && types[op->gated.out] == compute;
+        break;
+    case MR_OP_ACTIVATE:
+        fits = types[op->activate.in] == compute && types[op->activate.out] == compute;
         break;
     case MR_OP_EMBED:
     case MR_OP_ALL_REDUCE:

@@ -8,6 +8,7 @@
 
 #include "base/checked.h"
 #include "base/thread_pool.h"
+#include "kernels/random_weight.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -44,9 +45,15 @@ static mr_status find_uses(mr_cuda_weights *w, const mr_plan *plan, mr_error *er
         const mr_op *op = &plan->ops[i];
         if (op->kind == MR_OP_EMBED) {
             MR_TRY(use(w, plan, op->embed.table, false, err));
+            if (op->embed.learned_positions) {
+                MR_TRY(use(w, plan, op->embed.positions, false, err));
+            }
         } else if (op->kind == MR_OP_NORM) {
             MR_TRY(use(w, plan, op->norm.gain, true, err));
             MR_TRY(use(w, plan, op->norm.bias, true, err));
+        } else if (op->kind == MR_OP_ROPE_KV && op->rope_kv.head_norms) {
+            MR_TRY(use(w, plan, op->rope_kv.q_gain, true, err));
+            MR_TRY(use(w, plan, op->rope_kv.k_gain, true, err));
         } else if (op->kind == MR_OP_LINEAR) {
             for (uint32_t part = 0; part < op->linear.parts; part++) {
                 MR_TRY(use(w, plan, op->linear.weight[part], false, err));
@@ -182,25 +189,34 @@ typedef struct upload {
 } upload;
 
 typedef struct convert_job {
-    mr_dtype from;
+    const mr_plan_weight *weight;
+    const mr_random_table *random; /* NULL: the weight has data */
     mr_dtype to;
-    const uint8_t *src;
-    uint8_t *dst;
+    uint64_t begin; /* first element */
     uint64_t elements;
+    uint8_t *dst;
 } convert_job;
 
-/* `count` of at most PIECE elements from `begin` on. */
+/* `count` of at most PIECE elements from `begin` of the job on. */
 static void convert_piece(const convert_job *job, uint64_t begin, uint32_t count)
 {
     float values[PIECE];
-    const mr_dtype_info *type = mr_dtype_info_get(job->from);
-    const uint8_t *src = job->src + begin / type->block_elements * type->block_bytes;
+    uint8_t made[PIECE * sizeof(float)];
+    const mr_dtype from = job->weight->dtype;
+    const mr_dtype_info *type = mr_dtype_info_get(from);
+    const uint8_t *src = made;
     uint8_t *dst = job->dst + begin * mr_cuda_size(job->to);
-    if (job->from == job->to) {
+    if (job->random != NULL) {
+        mr_random_weight_fill(job->random, job->weight, job->begin + begin, count, made);
+    } else {
+        src = (const uint8_t *)job->weight->data +
+              (job->begin + begin) / type->block_elements * type->block_bytes;
+    }
+    if (from == job->to) {
         memcpy(dst, src, (size_t)count * mr_cuda_size(job->to));
         return;
     }
-    mr_dequantize(job->from, src, values, count);
+    mr_dequantize(from, src, values, count);
     if (job->to == MR_DTYPE_F32) {
         memcpy(dst, values, count * sizeof(*values));
         return;
@@ -223,10 +239,10 @@ static void convert(void *ctx, uint32_t thread, uint32_t threads)
 }
 
 /* Elements [0, n · k) of a weight to `to`, as `type`. */
-static mr_status send(upload *u, const mr_plan_weight *from, mr_dtype type, mr_cuda_ptr to)
+static mr_status send_elements(upload *u, const mr_plan_weight *from, const mr_random_table *random,
+                               mr_dtype type, mr_cuda_ptr to)
 {
     const mr_cuda_api *api = u->backend->api;
-    const mr_dtype_info *stored = mr_dtype_info_get(from->dtype);
     const uint64_t total = (uint64_t)from->n * from->k;
     const uint64_t room = AREA_BYTES / mr_cuda_size(type) / PIECE * PIECE;
     for (uint64_t begin = 0; begin < total; begin += room) {
@@ -237,12 +253,12 @@ static mr_status send(upload *u, const mr_plan_weight *from, mr_dtype type, mr_c
                                  "copying weights", u->err));
         }
         convert_job job = {
-            .from = from->dtype,
+            .weight = from,
+            .random = random,
             .to = type,
-            .src =
-                (const uint8_t *)from->data + begin / stored->block_elements * stored->block_bytes,
-            .dst = u->area[area],
+            .begin = begin,
             .elements = total - begin < room ? total - begin : room,
+            .dst = u->area[area],
         };
         mr_thread_pool_run(u->pool, convert, &job);
         int code = api->to_device(u->backend->context, to + begin * mr_cuda_size(type),
@@ -252,6 +268,26 @@ static mr_status send(upload *u, const mr_plan_weight *from, mr_dtype type, mr_c
         u->busy[area] = true;
     }
     return MR_OK;
+}
+
+static mr_status send(upload *u, const mr_plan_weight *from, mr_dtype type, mr_cuda_ptr to)
+{
+    mr_random_table *table = NULL;
+    if (from->random && mr_random_table_create(from->dtype, from->random_mean, &table) != MR_OK) {
+        return mr_fail(u->err, MR_RESOURCE_EXHAUSTED, "weights: out of memory");
+    }
+    const mr_status status = send_elements(u, from, table, type, to);
+    mr_random_table_destroy(table);
+    return status;
+}
+
+/* The host has read all of the weight's data. */
+static void release(const mr_plan *plan, mr_weight_id id)
+{
+    const mr_plan_weight *weight = &plan->weights[id];
+    if (plan->release != NULL && !weight->random) {
+        plan->release(plan->release_ctx, weight->data, weight->bytes);
+    }
 }
 
 static mr_status send_biases(upload *u, const mr_plan *plan, const mr_cuda_weights *w)
@@ -268,6 +304,7 @@ static mr_status send_biases(upload *u, const mr_plan *plan, const mr_cuda_weigh
         for (uint32_t part = 0; part < op->parts; part++) {
             if (op->bias[part] != MR_NO_WEIGHT) {
                 MR_TRY(send(u, &plan->weights[op->bias[part]], MR_DTYPE_F32, to));
+                release(plan, op->bias[part]);
             }
             to += (uint64_t)plan->weights[op->weight[part]].n * 4;
         }
@@ -288,6 +325,7 @@ static mr_status send_all(upload *u, const mr_plan *plan, const mr_cuda_weights 
         if (item->used) {
             MR_TRY(send(u, &plan->weights[i], item->vector ? MR_DTYPE_F32 : w->compute,
                         w->base + item->offset));
+            release(plan, (mr_weight_id)i);
         }
         done += plan->weights[i].bytes;
         if (progress != NULL) {

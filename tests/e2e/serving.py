@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """A `millrace serve` process, and what tests ask of it."""
+import os
 import signal
 import subprocess
 import threading
@@ -7,6 +8,7 @@ import time
 
 import grpc
 from google.protobuf import json_format
+from google.rpc import error_details_pb2, status_pb2
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from stubs import pb, pb_grpc
@@ -19,13 +21,17 @@ CALL_S = 240
 class Server:
     """Starts at once; use as a context manager, or call stop()."""
 
-    def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, ready=True):
+    def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, ready=True,
+                 config=None, env=None):
         command = [str(binary), "serve", "--model", str(model), "--listen", listen]
         for setting in settings:
             command += ["--set", setting]
+        if config:
+            command += ["--config", str(config)]
         if metrics:
             command += ["--metrics-listen", "127.0.0.1:0"]
-        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                                        env={**os.environ, **(env or {})})
         self._log = []
         self._reader = threading.Thread(target=self._read_log, daemon=True)
         self._reader.start()
@@ -159,3 +165,14 @@ def failure(call, asked, timeout=CALL_S):
     except grpc.RpcError as error:
         return error
     raise AssertionError(f"succeeded: {asked}")
+
+
+def check_retry(error):
+    """A retry time, as trailer and in the rich error model, and equal."""
+    trailers = dict(error.trailing_metadata())
+    wait_ms = int(trailers["retry-after-ms"])
+    rich = status_pb2.Status.FromString(trailers["grpc-status-details-bin"])
+    info = error_details_pb2.RetryInfo()
+    assert rich.details[0].Unpack(info)
+    assert info.retry_delay.ToMilliseconds() == wait_ms > 0
+    assert rich.code == error.code().value[0] and rich.message == error.details()

@@ -18,8 +18,14 @@ PROMPT = "The river ran"
 COUNTERS = """
 millrace_requests_started_total millrace_requests_finished_total millrace_requests_rejected_total
 millrace_requests_refused_total millrace_requests_corrupted_total millrace_prompt_tokens_total
-millrace_generated_tokens_total millrace_preemptions_total millrace_engine_step_seconds_total
+millrace_generated_tokens_total millrace_preemptions_total millrace_preempted_tokens_total millrace_engine_step_seconds_total
+millrace_prefix_cache_queried_tokens_total millrace_prefix_cache_found_tokens_total
 process_cpu_seconds_total
+millrace_rate_limit_decisions_total millrace_rate_limit_refusals_total millrace_redis_connects_total
+millrace_redis_commands_total millrace_redis_errors_total millrace_redis_dropped_total
+millrace_claims_published_total
+millrace_preemptions_swapped_total millrace_swaps_resumed_total millrace_kv_host_copied_blocks_total
+millrace_kv_transfers_total
 vllm:num_preemptions_total vllm:prompt_tokens_total vllm:prompt_tokens_cached_total vllm:generation_tokens_total
 vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total vllm:request_success_total
 vllm:corrupted_requests_total vllm:admission_rejections_total
@@ -29,6 +35,8 @@ millrace_build_info millrace_model_info millrace_ready millrace_requests_running
 millrace_memory_allocated_bytes millrace_kv_cache_reserved_bytes millrace_kv_cache_live_bytes
 millrace_kv_cache_cached_bytes millrace_kv_cache_blocks millrace_kv_cache_usage_ratio millrace_engine_busy_ratio
 millrace_engine_running_step_seconds millrace_engine_last_step_age_seconds process_resident_memory_bytes
+millrace_redis_connected millrace_redis_available
+millrace_kv_cache_bytes_per_token millrace_kv_host_blocks millrace_kv_transfers_unfinished
 vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:cache_config_info
 vllm:lora_requests_info
 """.split()
@@ -40,7 +48,8 @@ vllm:iteration_tokens_total vllm:time_to_first_token_seconds vllm:inter_token_la
 vllm:request_time_per_output_token_seconds vllm:e2e_request_latency_seconds vllm:request_queue_time_seconds
 vllm:request_inference_time_seconds vllm:request_prefill_time_seconds vllm:request_decode_time_seconds
 vllm:request_prompt_tokens vllm:request_generation_tokens vllm:request_prefill_kv_computed_tokens
-vllm:request_params_n vllm:request_params_max_tokens
+vllm:request_params_n vllm:request_params_max_tokens vllm:request_max_num_generation_tokens
+vllm:request_num_preemptions
 """.split()
 # Labels beyond model_name and engine, which the vllm: families have.
 LABELS = {
@@ -48,8 +57,16 @@ LABELS = {
     "millrace_model_info": {"model_name", "backend"},
     "millrace_requests_finished_total": {"reason"},
     "millrace_requests_refused_total": {"status"},
+    "millrace_rate_limit_decisions_total": {"by"},
+    "millrace_rate_limit_refusals_total": {"limit"},
+    "millrace_redis_dropped_total": {"what"},
     "millrace_memory_allocated_bytes": {"part"},
     "millrace_kv_cache_blocks": {"state"},
+    "millrace_kv_cache_bytes_per_token": {"dtype"},
+    "millrace_kv_host_blocks": {"state"},
+    "millrace_kv_host_copied_blocks_total": {"direction"},
+    "millrace_kv_transfers_total": {"result"},
+    "millrace_kv_transfers_unfinished": {"state"},
     "vllm:request_success_total": {"finished_reason"},
     "vllm:cache_config_info": {"block_size", "num_gpu_blocks", "cache_dtype", "enable_prefix_caching"},
     "vllm:lora_requests_info": {"max_lora", "waiting_lora_adapters", "running_lora_adapters"},
@@ -131,7 +148,8 @@ def test_labels_are_a_fixed_set_I4(measured):
     ("vllm:request_prefill_time_seconds", PHASE), ("vllm:request_decode_time_seconds", PHASE),
     ("vllm:request_prompt_tokens", COUNTS), ("vllm:request_generation_tokens", COUNTS),
     ("vllm:request_params_max_tokens", COUNTS), ("vllm:request_params_n", [1, 2, 5, 10, 20]),
-    ("vllm:iteration_tokens_total", STEPS)])
+    ("vllm:request_max_num_generation_tokens", COUNTS),
+    ("vllm:request_num_preemptions", [0, 1, 2, 5, 10, 20, 50, 100]), ("vllm:iteration_tokens_total", STEPS)])
 def test_buckets(measured, name, bounds):
     buckets = {float(dict(labels)["le"]): value for labels, value in Scrape(measured.metrics).all(name + "_bucket").items()}
     assert sorted(buckets) == [*bounds, float("inf")]
@@ -160,6 +178,8 @@ def test_counts_after_known_requests(measured):
     assert grown(after, "vllm:request_generation_tokens_sum", **model) == sum(lengths)
     assert grown(after, "vllm:request_params_n_sum", **model) == 3
     assert grown(after, "vllm:request_params_max_tokens_sum", **model) == sum(lengths)
+    assert grown(after, "vllm:request_max_num_generation_tokens_sum", **model) == sum(lengths)
+    assert grown(after, "vllm:request_num_preemptions_bucket", le="0", **model) == 3
     # Each step was counted with its tokens: 4 of a prompt, then one at a time.
     assert grown(after, "vllm:iteration_tokens_total_sum", **model) == 12 + sum(lengths) - 3
     assert grown(after, "vllm:iteration_tokens_total_count", **model) == sum(lengths)

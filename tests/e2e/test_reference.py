@@ -50,6 +50,23 @@ def test_perplexity_of_the_default_mode(millrace_bin, model_path):
     assert got["perplexity"] == pytest.approx(want["perplexity"], rel=5e-3)
 
 
+@pytest.mark.parametrize("kv_cache_dtype,bound", [("f32", 5e-3), ("f16", 5e-3), ("int8", 1e-2)])
+def test_perplexity_of_kv_types(millrace_bin, model_path, kv_cache_dtype, bound):
+    want = json.loads((DATA / "perplexity_persuasion.json").read_text())
+    got = score(millrace_bin, model_path, f"kv_cache_dtype={kv_cache_dtype}")
+    print(f"perplexity with a KV cache of {kv_cache_dtype}: {got['perplexity']:.4f}, the reference {want['perplexity']:.4f}")
+    assert got["perplexity"] == pytest.approx(want["perplexity"], rel=bound)
+
+
+def test_inspect_tells_kv_bytes_of_each_type(millrace_bin, model_path):
+    # 30 layers, keys and values of 3 heads of 64; int8 has a float scale a token and head
+    memory = json.loads(run(millrace_bin, "inspect", model_path, "--json"))["memory"]
+    heads = 30 * 2 * 3
+    assert memory["kv_cache_bytes_per_token_by_dtype"] == {
+        "f32": heads * 256, "f16": heads * 128, "bf16": heads * 128, "int8": heads * (64 + 4)}
+    assert memory["kv_cache_bytes_per_token"] == heads * 128
+
+
 def test_greedy_output_of_the_reference_mode(millrace_bin, model_path):
     rows = json.loads((DATA / "greedy.json").read_text())
     asked = "".join(json.dumps({"id": str(i), "prompt_ids": row["prompt_ids"], "temperature": 0,

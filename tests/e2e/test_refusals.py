@@ -75,7 +75,8 @@ def test_unsupported_method_is_refused_by_name(server, name, sample, what):
 def test_every_method_is_served_or_in_the_table():
     listed = {row[0] for row in METHOD_ROWS}
     served = {f"InferenceService/{name}" for name in
-              ("Generate", "GenerateUnary", "Abort", "Tokenize", "Detokenize", "GetModel")} | {"AdminService/GetLoad"}
+              ("Generate", "GenerateUnary", "Abort", "Tokenize", "Detokenize", "GetModel")}
+    served |= {f"AdminService/{name}" for name in ("GetLoad", "ResetPrefixCache")}
     methods = {f"{service.name}/{method.name}" for service in pb.DESCRIPTOR.services_by_name.values()
                for method in service.methods}
     assert listed | served == methods and not listed & served

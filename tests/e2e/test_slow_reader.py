@@ -1,68 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
 """A client that stops reading, spoken in plain HTTP/2: gRPC's own clients take megabytes ahead of their reader."""
-import socket
 import struct
 import time
 
 import pytest
 
+from http2 import DATA, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, RST_STREAM, WINDOW_UPDATE, Connection, frame
 from serving import CALL_S, Server, generate, greedy
 
-DATA, HEADERS, RST_STREAM, SETTINGS, PING, WINDOW_UPDATE = 0, 1, 3, 4, 6, 8
-END_STREAM, END_HEADERS, ACK = 1, 4, 1
-INITIAL_WINDOW_SIZE = 4
 
-
-def frame(kind, flags, stream, payload):
-    return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
-
-def literal(name, value):
-    """An HPACK header that is not indexed, without Huffman coding."""
-    name, value = name.encode(), value.encode()
-    assert len(name) < 127 and len(value) < 127
-    return b"\0" + bytes([len(name)]) + name + bytes([len(value)]) + value
-
-
-class NarrowClient:
+class NarrowClient(Connection):
     """Opens one Generate stream on which the server may send `window` bytes and no more."""
 
     def __init__(self, address, asked, window):
-        host, port = address.rsplit(":", 1)
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
-        headers = b"".join(literal(*pair) for pair in [
-            (":method", "POST"), (":scheme", "http"), (":path", "/millrace.v1.InferenceService/Generate"),
-            (":authority", address), ("te", "trailers"), ("content-type", "application/grpc")])
-        message = asked.SerializeToString()
-        self.socket.sendall(
-            b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-            + frame(SETTINGS, 0, 0, struct.pack(">HI", INITIAL_WINDOW_SIZE, window))
-            + frame(HEADERS, END_HEADERS, 1, headers)
-            + frame(DATA, END_STREAM, 1, b"\0" + struct.pack(">I", len(message)) + message))
-
-    def receive(self, count):
-        data = b""
-        while len(data) < count:
-            part = self.socket.recv(count - len(data))
-            if not part:
-                raise EOFError
-            data += part
-        return data
-
-    def next_frame(self):
-        head = self.receive(9)
-        return head[3], head[4], self.receive(int.from_bytes(head[:3], "big"))
+        super().__init__(address, struct.pack(">HI", INITIAL_WINDOW_SIZE, window))
+        self.call("/millrace.v1.InferenceService/Generate", asked)
 
     def read_to_the_end(self):
         """(bytes of data, the last header block)"""
         taken, block = 0, b""
         while True:
             kind, flags, payload = self.next_frame()
-            if kind == SETTINGS and not flags & ACK:
-                self.socket.sendall(frame(SETTINGS, ACK, 0, b""))
-            elif kind == PING and not flags & ACK:
-                self.socket.sendall(frame(PING, ACK, 0, payload))
-            elif kind == DATA:
+            self.answer(kind, flags, payload)
+            if kind == DATA:
                 taken += len(payload)
             elif kind == HEADERS:
                 block = payload

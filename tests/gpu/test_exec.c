@@ -223,8 +223,8 @@ static void test_kv_types_and_blocks(void **state)
             options.block_size = sizes[i];
             options.n_blocks = 1 + options.max_seqs * (options.max_context / sizes[i]);
             char what[48];
-            (void)snprintf(what, sizeof(what), "%s blocks of %u",
-                           mr_dtype_info_get(types[k])->name, sizes[i]);
+            (void)snprintf(what, sizeof(what), "%s blocks of %u", mr_dtype_info_get(types[k])->name,
+                           sizes[i]);
             check(&dims, &options, what);
         }
     }
@@ -299,9 +299,8 @@ static void test_block_copies(void **state)
     const mr_block_copy copy = {.from = per_slot, .to = 2 * per_slot};
     assert_int_equal(session.exec->vt->copy_blocks(session.exec, &copy, 1, NULL), MR_OK);
     mr_batch_reset(session.storage);
-    assert_int_equal(mr_batch_add_block(session.storage,
-                                        &(mr_block_delta){.slot = 1, .block = copy.to}),
-                     MR_OK);
+    assert_int_equal(
+        mr_batch_add_block(session.storage, &(mr_block_delta){.slot = 1, .block = copy.to}), MR_OK);
     tiny_feed(&session, 0, tokens + 16, 16, 1, false);
     tiny_feed(&session, 1, tokens + 16, 16, 1, false);
     tiny_run(&session, &out);
@@ -338,14 +337,10 @@ static void test_nan_is_seen(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head_widths),
-        cmocka_unit_test(test_head_groups),
-        cmocka_unit_test(test_variants),
-        cmocka_unit_test(test_kv_types_and_blocks),
-        cmocka_unit_test(test_stored_types),
-        cmocka_unit_test(test_two_runs_are_bit_equal_D4),
-        cmocka_unit_test(test_block_copies),
-        cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_groups),
+        cmocka_unit_test(test_variants),     cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_stored_types), cmocka_unit_test(test_two_runs_are_bit_equal_D4),
+        cmocka_unit_test(test_block_copies), cmocka_unit_test(test_nan_is_seen),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -48,8 +48,8 @@ static void random_row(uint64_t *state, asked *out)
         .key = tiny_random(state),
         .position = (uint32_t)tiny_random(state) % 5000,
         .choice = (uint32_t)tiny_random(state) % 3,
-        .target = tiny_random(state) % 5 == 0 ? (uint32_t)(tiny_random(state) % VOCAB)
-                                              : MR_NO_TARGET,
+        .target =
+            tiny_random(state) % 5 == 0 ? (uint32_t)(tiny_random(state) % VOCAB) : MR_NO_TARGET,
         .bias_count = tiny_random(state) % 3 == 0 ? BIAS : 0,
         .history_len = (uint32_t)tiny_random(state) % (HISTORY + 1),
         .n_top = (uint8_t)(tiny_random(state) % (MR_MAX_TOP + 1)),
@@ -105,9 +105,9 @@ static void run_step(tiny_session *session, mr_sampler *sampler, const uint32_t 
         /* The session's storage has room for few biases. */
         rows[r].params.bias_count = biased < 1 ? rows[r].params.bias_count : 0;
         biased += rows[r].params.bias_count > 0;
-        assert_int_equal(mr_batch_add_row(session->storage, &rows[r].params, rows[r].tokens,
-                                          rows[r].values),
-                         MR_OK);
+        assert_int_equal(
+            mr_batch_add_row(session->storage, &rows[r].params, rows[r].tokens, rows[r].values),
+            MR_OK);
     }
     mr_step_output out;
     tiny_run(session, &out);

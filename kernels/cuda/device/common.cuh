@@ -29,9 +29,11 @@ int mr_cuda_pointwise_prepare(mr_cuda_context *context, const mr_cuda_prepare *p
 int mr_cuda_pointwise_embed(mr_cuda_context *context, const mr_cuda_embed *p);
 int mr_cuda_pointwise_norm(mr_cuda_context *context, const mr_cuda_norm *p);
 int mr_cuda_pointwise_gated(mr_cuda_context *context, const mr_cuda_gated *p);
+int mr_cuda_pointwise_activate(mr_cuda_context *context, const mr_cuda_activate *p);
 int mr_cuda_pointwise_gather(mr_cuda_context *context, const mr_cuda_gather *p);
 int mr_cuda_pointwise_block_move(mr_cuda_context *context, const mr_cuda_block_move *p);
 int mr_cuda_rope_make_table(mr_cuda_context *context, const mr_cuda_rope_table *p);
+int mr_cuda_rope_head_norm(mr_cuda_context *context, const mr_cuda_head_norm *p);
 int mr_cuda_rope_run(mr_cuda_context *context, const mr_cuda_rope_kv *p);
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_linear_few(mr_cuda_context *context, const mr_cuda_linear *p); /* 1 … FEW_ROWS rows */

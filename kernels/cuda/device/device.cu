@@ -244,10 +244,12 @@ static mr_cuda_api make_api()
     api.norm = mr_cuda_pointwise_norm;
     api.linear = mr_cuda_linear_run;
     api.rope_table = mr_cuda_rope_make_table;
+    api.head_norm = mr_cuda_rope_head_norm;
     api.rope_kv = mr_cuda_rope_run;
     api.attention_split = mr_cuda_attention_split_run;
     api.attention_tiles = mr_cuda_attention_tiles_run;
     api.gated = mr_cuda_pointwise_gated;
+    api.activate = mr_cuda_pointwise_activate;
     api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;
     api.block_move = mr_cuda_pointwise_block_move;

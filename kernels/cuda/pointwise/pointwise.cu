@@ -50,15 +50,20 @@ int mr_cuda_pointwise_prepare(mr_cuda_context *context, const mr_cuda_prepare *p
 }
 
 template <typename T>
-__global__ static void mr_embed_kernel(mr_cuda_embed p, const T *table, const uint32_t *ids,
-                                       void *out)
+__global__ static void mr_embed_kernel(mr_cuda_embed p, const T *table, const T *learned,
+                                       const uint32_t *positions, const uint32_t *ids, void *out)
 {
     mr_let_next_come();
     mr_wait_for_previous();
     const size_t row = blockIdx.x;
     const T *from = table + static_cast<size_t>(ids[row]) * p.width;
+    const T *place = learned != nullptr
+                         ? learned + (static_cast<size_t>(positions[row]) + p.offset) * p.width
+                         : nullptr;
     for (uint32_t i = threadIdx.x; i < p.width; i += blockDim.x) {
-        mr_store_as(out, p.out_type, row * p.width + i, p.scale * mr_to_float(from[i]));
+        const float x = p.scale * mr_to_float(from[i]);
+        mr_store_as(out, p.out_type, row * p.width + i,
+                    place != nullptr ? x + mr_to_float(place[i]) : x);
     }
 }
 
@@ -66,8 +71,9 @@ int mr_cuda_pointwise_embed(mr_cuda_context *context, const mr_cuda_embed *p)
 {
     MR_CUDA_DISPATCH(p->type, T,
                      return mr_launch(context, mr_embed_kernel<T>, p->rows, THREADS, 0, *p,
-                                      mr_at<const T>(p->table), mr_at<const uint32_t>(p->ids),
-                                      mr_at<void>(p->out)));
+                                      mr_at<const T>(p->table), mr_at<const T>(p->learned),
+                                      mr_at<const uint32_t>(p->positions),
+                                      mr_at<const uint32_t>(p->ids), mr_at<void>(p->out)));
 }
 
 /* ---- norm ---- */
@@ -297,6 +303,25 @@ int mr_cuda_pointwise_gated(mr_cuda_context *context, const mr_cuda_gated *p)
         return mr_launch(context, mr_gated_wide_kernel<__nv_bfloat16>, grid, THREADS, 0, *p,
                          mr_at<const uint4>(p->in), mr_at<uint4>(p->out));
     }
+}
+
+template <typename T>
+__global__ static void mr_activate_kernel(mr_cuda_activate p, const T *in, T *out)
+{
+    mr_let_next_come();
+    mr_wait_for_previous();
+    const uint64_t i = static_cast<uint64_t>(blockIdx.x) * blockDim.x + threadIdx.x;
+    if (i < p.count) {
+        out[i] = mr_from_float<T>(mr_activate(p.activation, mr_to_float(in[i])));
+    }
+}
+
+int mr_cuda_pointwise_activate(mr_cuda_context *context, const mr_cuda_activate *p)
+{
+    const uint32_t blocks = static_cast<uint32_t>((p->count + THREADS - 1) / THREADS);
+    MR_CUDA_DISPATCH(p->type, T,
+                     return mr_launch(context, mr_activate_kernel<T>, blocks, THREADS, 0, *p,
+                                      mr_at<const T>(p->in), mr_at<T>(p->out)));
 }
 
 /* ---- copies ---- */

@@ -30,6 +30,39 @@ int mr_cuda_rope_make_table(mr_cuda_context *context, const mr_cuda_rope_table *
                      mr_at<const float>(p->inv_freq), mr_at<float2>(p->out));
 }
 
+/* One warp a head of a token. */
+template <typename T>
+__global__ static void mr_head_norm_kernel(mr_cuda_head_norm p, T *qkv, const float *q_gain,
+                                           const float *k_gain)
+{
+    mr_let_next_come();
+    mr_wait_for_previous();
+    const uint32_t head = blockIdx.y * (THREADS / 32) + threadIdx.x / 32;
+    if (head >= p.heads + p.kv_heads) {
+        return;
+    }
+    const size_t row = static_cast<size_t>(blockIdx.x) * (p.heads + 2 * p.kv_heads) + head;
+    const float *gain = head < p.heads ? q_gain : k_gain;
+    T *x = qkv + row * p.width;
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x % 32; i < p.width; i += 32) {
+        sum += mr_to_float(x[i]) * mr_to_float(x[i]);
+    }
+    const float scale = 1.0f / sqrtf(mr_warp_sum(sum) / static_cast<float>(p.width) + p.epsilon);
+    for (uint32_t i = threadIdx.x % 32; i < p.width; i += 32) {
+        x[i] = mr_from_float<T>(mr_to_float(x[i]) * scale * gain[i]);
+    }
+}
+
+int mr_cuda_rope_head_norm(mr_cuda_context *context, const mr_cuda_head_norm *p)
+{
+    const dim3 grid(p->tokens, mr_ceil_div(p->heads + p->kv_heads, THREADS / 32));
+    MR_CUDA_DISPATCH(p->type, T,
+                     return mr_launch(context, mr_head_norm_kernel<T>, grid, THREADS, 0, *p,
+                                      mr_at<T>(p->qkv), mr_at<const float>(p->q_gain),
+                                      mr_at<const float>(p->k_gain)));
+}
+
 /* Elements of a pair in a head. */
 __device__ static inline void mr_pair_of(const mr_cuda_rope_kv &p, uint32_t i, uint32_t *a,
                                          uint32_t *b)

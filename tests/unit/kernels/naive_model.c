@@ -100,6 +100,33 @@ static void rope(const tiny_plan *tiny, double *x, uint32_t count, uint32_t head
     }
 }
 
+/* The nearest of the numbers with `bits` bits after the first and exponents from `least` on. */
+static double round_to(double x, int bits, int least)
+{
+    int exponent = 0;
+    (void)frexp(x, &exponent); /* |x| < 2^exponent */
+    exponent = exponent - 1 < least ? least : exponent - 1;
+    return ldexp(nearbyint(ldexp(x, bits - exponent)), exponent - bits);
+}
+
+/* x [count][D], each row as a KV cache of this type keeps it. */
+static void keep(double *x, uint32_t count, uint32_t width, mr_dtype kv_dtype)
+{
+    for (uint32_t row = 0; row < count && kv_dtype != MR_DTYPE_F32; row++, x += width) {
+        double top = 0.0;
+        for (uint32_t i = 0; i < width; i++) {
+            top = fmax(top, fabs(x[i]));
+        }
+        for (uint32_t i = 0; i < width; i++) {
+            if (kv_dtype == MR_DTYPE_I8) {
+                x[i] = top > 0.0 ? nearbyint(x[i] / top * 127.0) * (top / 127.0) : 0.0;
+            } else {
+                x[i] = kv_dtype == MR_DTYPE_F16 ? round_to(x[i], 10, -14) : round_to(x[i], 7, -126);
+            }
+        }
+    }
+}
+
 static double score(const tiny_plan *tiny, const double *q, const double *k)
 {
     double sum = 0.0;
@@ -112,7 +139,7 @@ static double score(const tiny_plan *tiny, const double *q, const double *k)
 }
 
 static double *attention(const tiny_plan *tiny, const double *q, const double *k, const double *v,
-                         uint32_t count)
+                         uint32_t count, uint32_t window)
 {
     const tiny_dims *d = &tiny->dims;
     const uint32_t width = d->head_width;
@@ -120,7 +147,7 @@ static double *attention(const tiny_plan *tiny, const double *q, const double *k
     for (uint32_t i = 0; i < count * d->heads; i++) {
         const uint32_t t = i / d->heads;
         const uint32_t group = i % d->heads / (d->heads / d->kv_heads);
-        const uint32_t first = d->window > 0 && t + 1 > d->window ? t + 1 - d->window : 0;
+        const uint32_t first = window > 0 && t + 1 > window ? t + 1 - window : 0;
         double sum = 0.0;
         for (uint32_t p = first; p <= t; p++) {
             const size_t at = ((size_t)p * d->kv_heads + group) * width;
@@ -160,8 +187,10 @@ static void add(double *stream, double *more, size_t count)
     free(more);
 }
 
-static void run_layer(const tiny_plan *tiny, const tiny_layer *w, double *stream, uint32_t count)
+static void run_layer(const tiny_plan *tiny, uint32_t layer, double *stream, uint32_t count,
+                      mr_dtype kv_dtype)
 {
+    const tiny_layer *w = &tiny->layers[layer];
     const tiny_dims *d = &tiny->dims;
     double *h = norm(tiny, w->attn_gain, w->attn_bias, stream, count);
     double *q = linear(tiny, w->q, w->q_bias, h, count);
@@ -169,7 +198,9 @@ static void run_layer(const tiny_plan *tiny, const tiny_layer *w, double *stream
     double *v = linear(tiny, w->v, w->v_bias, h, count);
     rope(tiny, q, count, d->heads);
     rope(tiny, k, count, d->kv_heads);
-    double *seen = attention(tiny, q, k, v, count);
+    keep(k, count * d->kv_heads, d->head_width, kv_dtype);
+    keep(v, count * d->kv_heads, d->head_width, kv_dtype);
+    double *seen = attention(tiny, q, k, v, count, tiny_window(d, layer));
     add(stream, linear(tiny, w->o, MR_NO_WEIGHT, seen, count), (size_t)count * d->width);
     free(h);
     h = norm(tiny, w->ffn_gain, w->ffn_bias, stream, count);
@@ -188,7 +219,8 @@ static void run_layer(const tiny_plan *tiny, const tiny_layer *w, double *stream
     free(up);
 }
 
-double *naive_logits(const tiny_plan *tiny, const int32_t *tokens, uint32_t count)
+double *naive_logits(const tiny_plan *tiny, const int32_t *tokens, uint32_t count,
+                     mr_dtype kv_dtype)
 {
     const uint32_t width = tiny->dims.width;
     double *table = weight(tiny, tiny->embed);
@@ -198,7 +230,7 @@ double *naive_logits(const tiny_plan *tiny, const int32_t *tokens, uint32_t coun
             (double)tiny->dims.embed_scale * table[(size_t)tokens[i / width] * width + i % width];
     }
     for (uint32_t i = 0; i < tiny->dims.layers; i++) {
-        run_layer(tiny, &tiny->layers[i], stream, count);
+        run_layer(tiny, i, stream, count, kv_dtype);
     }
     double *h = norm(tiny, tiny->out_gain, tiny->out_bias, stream, count);
     double *logits = linear(tiny, tiny->head, MR_NO_WEIGHT, h, count);

@@ -6,7 +6,9 @@
 
 #include "tiny_plan.h"
 
-/* Logits [count][vocab] after each of the tokens. The caller frees them. */
-double *naive_logits(const tiny_plan *tiny, const int32_t *tokens, uint32_t count);
+/* Logits [count][vocab] after each of the tokens, keys and values rounded to kv_dtype. The caller
+ * frees them. */
+double *naive_logits(const tiny_plan *tiny, const int32_t *tokens, uint32_t count,
+                     mr_dtype kv_dtype);
 
 #endif

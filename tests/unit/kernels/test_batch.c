@@ -184,10 +184,48 @@ static void test_rows_share_a_bias_list(void **state)
     mr_batch_storage_destroy(s);
 }
 
+/* A span is what its tokens are, one by one. */
+static void test_span_is_tokens_in_a_row(void **state)
+{
+    (void)state;
+    mr_batch_limits one_group = limits;
+    one_group.kv_groups = 1;
+    mr_batch_storage *s = NULL;
+    const uint32_t tokens[8] = {17, 98, 4, 0, 55, 71, 12, 3};
+    assert_int_equal(mr_batch_storage_create(&one_group, &s), MR_OK);
+    mr_batch_reset(s);
+    assert_int_equal(mr_batch_add_span(s, tokens, 1, 0, 16), MR_INVALID_ARGUMENT); /* no sequence */
+    assert_int_equal(mr_batch_add_seq(s, 1, 34, 0), MR_OK);
+    assert_int_equal(mr_batch_add_span(s, tokens, 3, 29, 61), MR_OK);
+    assert_int_equal(mr_batch_add_span(s, tokens + 3, 2, 32, 160), MR_OK);
+    assert_int_equal(mr_batch_add_seq(s, 0, 300, 0), MR_OK);
+    assert_int_equal(mr_batch_add_span(s, tokens, 2, 299, 16), MR_INVALID_ARGUMENT);
+    assert_int_equal(mr_batch_add_span(s, tokens, 1, 300, 16), MR_INVALID_ARGUMENT);
+    assert_int_equal(mr_batch_add_span(s, tokens, 3, 200, 16), MR_RESOURCE_EXHAUSTED);
+    assert_int_equal(mr_batch_add_span(s, tokens + 6, 2, 298, 42), MR_OK);
+    const mr_batch *b = mr_batch_get(s);
+    static const uint32_t starts[3] = {0, 5, 7};
+    static const uint32_t positions[7] = {29, 30, 31, 32, 33, 298, 299};
+    static const uint32_t places[7] = {61, 62, 63, 160, 161, 42, 43};
+    static const int32_t sources[7] = {17, 98, 4, 0, 55, 12, 3};
+    assert_int_equal(b->n_tokens, 7);
+    assert_memory_equal(b->seq_start, starts, sizeof(starts));
+    assert_memory_equal(b->positions, positions, sizeof(positions));
+    assert_memory_equal(b->kv_slot, places, sizeof(places));
+    assert_memory_equal(b->token_src, sources, sizeof(sources));
+    mr_batch_storage_destroy(s);
+    assert_int_equal(mr_batch_storage_create(&limits, &s), MR_OK); /* two groups */
+    mr_batch_reset(s);
+    assert_int_equal(mr_batch_add_seq(s, 1, 34, 0), MR_OK);
+    assert_int_equal(mr_batch_add_span(s, tokens, 1, 0, 16), MR_INVALID_ARGUMENT);
+    mr_batch_storage_destroy(s);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_drawing),
+        cmocka_unit_test(test_span_is_tokens_in_a_row),
         cmocka_unit_test(test_rows_share_a_bias_list),
         cmocka_unit_test(test_groups_are_packed),
         cmocka_unit_test(test_limits),

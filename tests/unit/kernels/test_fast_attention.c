@@ -110,6 +110,8 @@ static void test_splits_as_reference(void **state)
     check_splits(0, 16, MR_DTYPE_F32, 2e-5f);
     check_splits(0, 32, MR_DTYPE_BF16, 2e-2f);
     check_splits(0, 10, MR_DTYPE_F16, 2e-3f);
+    check_splits(0, 16, MR_DTYPE_I8, 2e-2f);
+    check_splits(0, 10, MR_DTYPE_I8, 2e-2f);
 }
 
 static void test_splits_with_window(void **state)
@@ -117,6 +119,7 @@ static void test_splits_with_window(void **state)
     (void)state;
     check_splits(100, 16, MR_DTYPE_F32, 2e-5f);
     check_splits(300, 16, MR_DTYPE_BF16, 2e-2f);
+    check_splits(33, 16, MR_DTYPE_I8, 2e-2f);
 }
 
 /* exp, through softmax of a range of scores, within 4 units in the last place. */
@@ -232,6 +235,75 @@ static void test_narrow_and_widen(void **state)
     }
 }
 
+/* Codes and scale as the rule of kv_layout.h has them, and back with scales of rows and columns. */
+static void test_int8_of_every_width(void **state)
+{
+    (void)state;
+    enum { MOST = 130, ROWS = 3 };
+    fast_table tables[FAST_TABLES_MAX];
+    const uint32_t count = fast_tables(tables);
+    uint64_t seed = 11;
+    for (uint32_t width = 1; width <= MOST; width++) {
+        float x[MOST];
+        int8_t expected[MOST];
+        for (uint32_t i = 0; i < width; i++) {
+            x[i] = tiny_uniform(&seed, -3.0f, 3.0f) * (width % 7 == 0 ? 1e-36f : 1.0f);
+        }
+        const float scale = mr_kv_quantize(x, expected, width);
+        for (uint32_t t = 0; t < count; t++) {
+            int8_t codes[ROWS * MOST];
+            float scales[MOST];
+            float back[ROWS * MOST + 1];
+            for (uint32_t r = 0; r < ROWS; r++) {
+                scales[r] = tables[t].kernels->quantize_kv(x, codes + r * width, width);
+                assert_true(scales[r] == scale);
+                assert_memory_equal(codes + r * width, expected, width);
+                scales[r] = scale * (float)(r + 1);
+            }
+            mr_fast_widen job = {.dtype = MR_DTYPE_I8,
+                                 .from = codes,
+                                 .from_stride = width,
+                                 .scales = scales,
+                                 .scales_of_rows = true,
+                                 .to = back,
+                                 .to_stride = width,
+                                 .rows = ROWS,
+                                 .cols = width};
+            back[ROWS * width] = 1.5f;
+            tables[t].kernels->widen(&job);
+            for (uint32_t i = 0; i < ROWS * width; i++) {
+                assert_true(back[i] == (float)codes[i] * scales[i / width]);
+            }
+            for (uint32_t i = 0; i < width; i++) {
+                scales[i] = 0.25f * (float)(i + 1);
+            }
+            job.scales_of_rows = false;
+            tables[t].kernels->widen(&job);
+            for (uint32_t i = 0; i < ROWS * width; i++) {
+                assert_true(back[i] == (float)codes[i] * scales[i % width]);
+            }
+            assert_true(back[ROWS * width] == 1.5f);
+        }
+    }
+}
+
+/* What is not finite stays so: the rows that see it are corrupt, and no others. */
+static void test_int8_of_what_is_not_finite(void **state)
+{
+    (void)state;
+    fast_table tables[FAST_TABLES_MAX];
+    const uint32_t count = fast_tables(tables);
+    for (uint32_t i = 0; i < 40; i++) {
+        float x[40] = {1.0f, 2.0f};
+        int8_t codes[40];
+        x[i] = i % 2 == 0 ? NAN : -INFINITY;
+        assert_false(isfinite(mr_kv_quantize(x, codes, 40)));
+        for (uint32_t t = 0; t < count; t++) {
+            assert_false(isfinite(tables[t].kernels->quantize_kv(x, codes, 40)));
+        }
+    }
+}
+
 static void test_rotate_values(void **state)
 {
     (void)state;
@@ -249,8 +321,9 @@ static void test_rotate_values(void **state)
             uint64_t seed = d;
             for (uint32_t i = 0; i < 72; i++) {
                 before[i] = x[i] = tiny_uniform(&seed, -2.0f, 2.0f);
-                c[i / 2] = cosf((float)(i / 2));
-                s[i / 2] = sinf((float)(i / 2));
+                const uint32_t pair = i / 2;
+                c[pair] = cosf((float)pair);
+                s[pair] = sinf((float)pair);
             }
             tables[t].kernels->rotate(halves ? MR_ROPE_HALVES : MR_ROPE_INTERLEAVED, x, c, s, n);
             for (uint32_t i = 0; i < n / 2; i++) {
@@ -269,9 +342,14 @@ static void test_rotate_values(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_splits_as_reference), cmocka_unit_test(test_splits_with_window),
-        cmocka_unit_test(test_softmax_values),      cmocka_unit_test(test_gated_values),
-        cmocka_unit_test(test_narrow_and_widen),    cmocka_unit_test(test_rotate_values),
+        cmocka_unit_test(test_splits_as_reference),
+        cmocka_unit_test(test_splits_with_window),
+        cmocka_unit_test(test_softmax_values),
+        cmocka_unit_test(test_gated_values),
+        cmocka_unit_test(test_narrow_and_widen),
+        cmocka_unit_test(test_rotate_values),
+        cmocka_unit_test(test_int8_of_every_width),
+        cmocka_unit_test(test_int8_of_what_is_not_finite),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

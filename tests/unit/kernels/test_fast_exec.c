@@ -169,6 +169,11 @@ static void test_variants_as_reference(void **state)
     dims.heads = 6;
     dims.kv_heads = 1;
     check_against_reference(&dims, &options, 1e-5, "one KV head");
+    dims = tiny_dims_default();
+    dims.layers = 3;
+    dims.window = 5;
+    dims.every_other = true;
+    check_against_reference(&dims, &options, 1e-5, "a window of every other layer");
     static const mr_activation activations[] = {MR_ACT_SILU, MR_ACT_GELU_TANH, MR_ACT_GELU,
                                                 MR_ACT_RELU};
     for (size_t i = 0; i < sizeof(activations) / sizeof(activations[0]); i++) {
@@ -193,7 +198,44 @@ static void test_kv_types_and_blocks(void **state)
         check_against_reference(&dims, &options, 1e-3, "f16 blocks");
         options.kv_dtype = MR_DTYPE_BF16;
         check_against_reference(&dims, &options, 5e-3, "bf16 blocks");
+        options.kv_dtype = MR_DTYPE_I8;
+        check_against_reference(&dims, &options, 5e-3, "int8 blocks");
     }
+}
+
+/* Where the layers of a group have their K/V makes no difference: each group has tables and slots
+ * of its own. */
+static void test_kv_groups_have_tables_of_their_own(void **state)
+{
+    (void)state;
+    static const mr_compute computes[] = {MR_COMPUTE_F32, MR_COMPUTE_AUTO};
+    const mr_exec_options options = tiny_options();
+    const schedule how = {.chunk = 7, .neighbours = 2};
+    tiny_dims dims = tiny_dims_default();
+    dims.layers = 3;
+    dims.window = 9;
+    dims.every_other = true;
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    for (size_t c = 0; c < 2; c++) {
+        for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
+            mr_backend *backend = make_backend(computes[c], isas[i], 2);
+            if (backend == NULL) {
+                continue;
+            }
+            float *one = run(backend, &tiny, &options, how);
+            tiny.plan->kv.groups = 2;
+            tiny.plan->kv.group_of[1] = 1;
+            float *two = run(backend, &tiny, &options, how);
+            tiny.plan->kv.groups = 1;
+            tiny.plan->kv.group_of[1] = 0;
+            assert_memory_equal(one, two, LENGTH * VOCAB * sizeof(float));
+            free(one);
+            free(two);
+            backend->vt->destroy(backend);
+        }
+    }
+    tiny_plan_destroy(&tiny);
 }
 
 /* Chunks, neighbours and threads change no bit. */
@@ -208,11 +250,12 @@ static void test_exec_batch_invariance(void **state)
     /* One of each layout. */
     static const mr_dtype dtypes[] = {MR_DTYPE_BF16, MR_DTYPE_Q8_0, MR_DTYPE_Q4_0, MR_DTYPE_Q4_1,
                                       MR_DTYPE_Q5_1, MR_DTYPE_Q2_K, MR_DTYPE_Q3_K, MR_DTYPE_Q6_K};
+    static const mr_dtype kv_dtypes[] = {MR_DTYPE_BF16, MR_DTYPE_I8, MR_DTYPE_F16, MR_DTYPE_F32};
     mr_exec_options options = tiny_options();
-    options.kv_dtype = MR_DTYPE_BF16;
     for (size_t d = 0; d < sizeof(dtypes) / sizeof(dtypes[0]); d++) {
         tiny_dims dims = tiny_dims_of(dtypes[d]);
         dims.window = d == 0 ? 20 : 0;
+        options.kv_dtype = kv_dtypes[d % 4];
         const uint32_t stride = dims.width > 64 ? 2 : 1; /* the large ones take longer */
         tiny_plan tiny;
         tiny_plan_create(&dims, &tiny);
@@ -294,6 +337,7 @@ int main(void)
         cmocka_unit_test(test_quantised_weights_near_reference),
         cmocka_unit_test(test_variants_as_reference),
         cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_kv_groups_have_tables_of_their_own),
         cmocka_unit_test(test_exec_batch_invariance),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_paths_have_names),

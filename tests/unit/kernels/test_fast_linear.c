@@ -42,8 +42,10 @@ static void matrix_pack(matrix *m)
 {
     mr_dequantize(m->from.dtype, m->source, m->exact, (uint64_t)m->from.n * m->from.k);
     memset(m->packed.data, 0, m->packed.bytes);
-    mr_fast_weight_pack(&m->from, &m->packed, 1, 2); /* the shares of two threads */
-    mr_fast_weight_pack(&m->from, &m->packed, 0, 2);
+    mr_cpu_source source = {.weight = &m->from};
+    assert_true(mr_dtype_row_bytes(m->from.dtype, m->from.k, &source.row_bytes));
+    mr_fast_weight_pack(&source, &m->packed, 1, 2); /* the shares of two threads */
+    mr_fast_weight_pack(&source, &m->packed, 0, 2);
     for (uint32_t i = 0; i < m->from.n; i++) {
         mr_fast_weight_row(&m->packed, i, m->stored + (size_t)i * m->from.k);
     }

@@ -82,7 +82,8 @@ static double distance(const float *logits, const double *naive, size_t count)
     return worst / largest;
 }
 
-static double distance_of(const tiny_dims *dims, mr_dtype kv_dtype)
+/* From the naive model with keys and values rounded to naive_dtype. */
+static double distance_of(const tiny_dims *dims, mr_dtype kv_dtype, mr_dtype naive_dtype)
 {
     tiny_plan tiny;
     tiny_plan_create(dims, &tiny);
@@ -97,7 +98,7 @@ static double distance_of(const tiny_dims *dims, mr_dtype kv_dtype)
     tiny_feed(&session, 1, prompt, 0, PROMPT, true);
     mr_step_output out;
     tiny_run(&session, &out);
-    double *naive = naive_logits(&tiny, prompt, PROMPT);
+    double *naive = naive_logits(&tiny, prompt, PROMPT, naive_dtype);
     assert_int_equal(out.n_rows, PROMPT);
     const double result = distance(out.logits, naive, (size_t)PROMPT * dims->vocab);
     free(naive);
@@ -112,7 +113,7 @@ static void test_matches_naive_every_dtype(void **state)
     (void)state;
     for (mr_dtype dtype = MR_DTYPE_F32; dtype < MR_DTYPE_COUNT; dtype++) {
         const tiny_dims dims = tiny_dims_of(dtype);
-        assert_true(distance_of(&dims, MR_DTYPE_F32) < 1e-5);
+        assert_true(distance_of(&dims, MR_DTYPE_F32, MR_DTYPE_F32) < 1e-5);
     }
 }
 
@@ -136,18 +137,47 @@ static void test_matches_naive_variants(void **state)
         dims.ffn = 43;
         dims.vocab = 101;
         dims.head_width = 14;
-        assert_true(distance_of(&dims, MR_DTYPE_F32) < 1e-5);
+        assert_true(distance_of(&dims, MR_DTYPE_F32, MR_DTYPE_F32) < 1e-5);
     }
 }
 
+/* Layers with windows of their own, as Gemma and Qwen have them, need one table of blocks only. */
+static void test_windows_of_every_other_layer(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    dims.layers = 4;
+    dims.window = 7;
+    dims.every_other = true;
+    assert_true(distance_of(&dims, MR_DTYPE_F32, MR_DTYPE_F32) < 1e-5);
+}
+
+/* The four types, each near the model with the same rounding, over odd widths. A value on the edge
+ * between two steps may fall to the other side, so that it is not nearer. */
 static void test_kv_types(void **state)
 {
     (void)state;
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_I8};
+    static const double near[] = {1e-5, 5e-4, 4e-3, 4e-3};
+    static const uint32_t widths[] = {16, 14, 36, 2, 66};
+    for (size_t w = 0; w < sizeof(widths) / sizeof(widths[0]); w++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.head_width = widths[w];
+        dims.window = w % 2 == 0 ? 0 : 13;
+        for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+            const double found = distance_of(&dims, types[i], types[i]);
+            if (!(found < near[i])) {
+                fail_msg("%s, D %u: %g", mr_dtype_info_get(types[i])->name, widths[w], found);
+            }
+        }
+    }
     const tiny_dims dims = tiny_dims_default();
-    const double f16 = distance_of(&dims, MR_DTYPE_F16);
-    const double bf16 = distance_of(&dims, MR_DTYPE_BF16);
+    const double f16 = distance_of(&dims, MR_DTYPE_F16, MR_DTYPE_F32);
+    const double bf16 = distance_of(&dims, MR_DTYPE_BF16, MR_DTYPE_F32);
+    const double int8 = distance_of(&dims, MR_DTYPE_I8, MR_DTYPE_F32);
     assert_true(f16 > 1e-6 && f16 < 2e-3);
     assert_true(bf16 > f16 && bf16 < 2e-2);
+    assert_true(int8 > f16 && int8 < 2e-2);
 }
 
 /* Feeds `prompt` in chunks of `chunk` beside a neighbour sequence that gets `neighbour` tokens a
@@ -191,11 +221,12 @@ static void test_D4_bits_do_not_depend_on_batch_or_threads(void **state)
     float *first = malloc(bytes);
     float *logits = malloc(bytes);
     assert_true(first != NULL && logits != NULL);
-    for (mr_dtype kv = MR_DTYPE_F32; kv <= MR_DTYPE_BF16; kv++) {
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_I8};
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         for (uint32_t run = 0; run < 15; run++) {
             mr_backend *backend = reference(1 + run % 3);
             mr_exec_options options = tiny_options();
-            options.kv_dtype = kv;
+            options.kv_dtype = types[i];
             tiny_session session;
             tiny_session_create(&tiny, backend, &options, &session);
             collect(&session, prompt, chunks[run / 3], neighbours[run / 3],
@@ -501,6 +532,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_matches_naive_every_dtype),
         cmocka_unit_test(test_matches_naive_variants),
+        cmocka_unit_test(test_windows_of_every_other_layer),
         cmocka_unit_test(test_kv_types),
         cmocka_unit_test(test_D4_bits_do_not_depend_on_batch_or_threads),
         SESSION_TEST(test_token_src_names_drawn_rows),

@@ -191,7 +191,7 @@ static void add_attention(const tiny_plan *tiny, const buffers *b, uint32_t laye
                                               .layer = layer,
                                               .heads = d->heads,
                                               .scale = 1.0f / sqrtf((float)d->head_width),
-                                              .window = d->window,
+                                              .window = tiny_window(d, layer),
                                               .soft_cap = d->soft_cap}});
     add_linear(tiny, b->attention, b->projected, w->o, false);
     add_all_reduce(tiny, b->projected);
@@ -359,8 +359,9 @@ void tiny_feed(tiny_session *session, uint32_t slot, const int32_t *tokens, uint
         const uint32_t position = start + i;
         uint32_t kv_slots[8];
         assert_true(session->groups <= 8);
-        const uint32_t block = block_of(session, slot, position / size);
         for (uint32_t group = 0; group < session->groups; group++) {
+            const uint32_t first = block_of(session, slot, position / size);
+            const uint32_t block = group == 0 ? first : session->options.n_blocks - first;
             kv_slots[group] = block * size + position % size;
             if (position % size == 0) {
                 OK(mr_batch_add_block(session->storage, &(mr_block_delta){.slot = slot,

@@ -20,6 +20,7 @@ typedef struct tiny_dims {
     mr_norm_kind norm;
     mr_activation activation;
     uint32_t window;
+    bool every_other; /* the window is of layers 0, 2, 4 … only */
     float soft_cap;
     float embed_scale;
     bool biases; /* of q, k, v, and of the norms */
@@ -30,6 +31,11 @@ typedef struct tiny_dims {
 tiny_dims tiny_dims_default(void);
 /* That in `dtype`; 1 layer, width and ffn 256, D 64 where blocks have so many elements. */
 tiny_dims tiny_dims_of(mr_dtype dtype);
+
+static inline uint32_t tiny_window(const tiny_dims *dims, uint32_t layer)
+{
+    return dims->every_other && layer % 2 == 1 ? 0 : dims->window;
+}
 
 typedef struct tiny_layer {
     mr_weight_id attn_gain, attn_bias, q, k, v, q_bias, k_bias, v_bias, o;
@@ -53,7 +59,8 @@ uint64_t tiny_random(uint64_t *state);
 float tiny_uniform(uint64_t *state, float low, float high);
 
 /* Backend, weights, executor and batch storage in one. Logits are kept. Slot s owns the blocks
- * 1 + s · max_blocks …, in descending order, so that no order is taken for granted. */
+ * 1 + s · max_blocks …, in descending order, so that no order is taken for granted; KV groups other
+ * than the first have other blocks, from the end of the pool. */
 typedef struct tiny_session {
     mr_backend *backend; /* borrowed */
     mr_weights *weights;

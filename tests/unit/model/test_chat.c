@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/chat.h"
 
+#include "model/chat_internal.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -111,6 +113,109 @@ static void test_render_K6_spans_are_the_messages(void **state)
     mr_chat_template_destroy(tmpl);
 }
 
+/* tests/data/chat_templates.json: what Jinja renders, or the template raises. */
+static void check_golden_row(const mr_chat_template *tmpl, const json_t *row, const char *family)
+{
+    mr_chat_message messages[MAX_MESSAGES];
+    const size_t count = read_messages(row, messages);
+    const bool open = json_is_true(json_object_get(row, "open"));
+    const char *raised = json_string_value(json_object_get(row, "error"));
+    mr_chat_rendered got = {0};
+    mr_error err = {0};
+    const mr_status status = mr_chat_render(tmpl, messages, count, open, &got, &err);
+    if (raised != NULL) {
+        assert_int_equal(status, MR_INVALID_ARGUMENT);
+        assert_non_null(strstr(err.message, raised));
+        assert_non_null(strstr(err.field, "messages["));
+        return;
+    }
+    const mr_bytes text = golden_bytes(row, "text");
+    assert_int_equal(status, MR_OK);
+    if (got.text.size != text.size ||
+        (text.size > 0 && memcmp(got.text.data, text.data, text.size) != 0)) {
+        fail_msg("%s: \"%.*s\" is not \"%.*s\"", family, (int)got.text.size,
+                 (const char *)got.text.data, (int)text.size, (const char *)text.data);
+    }
+    size_t from = 0;
+    for (size_t i = 0; i < got.n_plain; i++) {
+        assert_true(got.plain[i].begin >= from && got.plain[i].end > got.plain[i].begin);
+        from = got.plain[i].end;
+    }
+    assert_true(from <= got.text.size);
+    mr_chat_rendered_deinit(&got);
+}
+
+static void test_render_K5_families_equal_jinja(void **state)
+{
+    (void)state;
+    json_t *root = golden_load("chat_templates.json");
+    const json_t *families = json_object_get(root, "families");
+    assert_int_equal(json_array_size(families), 13);
+    for (size_t i = 0; i < json_array_size(families); i++) {
+        const json_t *family = json_array_get(families, i);
+        const char *digest = json_string_value(json_object_get(family, "template_sha256"));
+        const char *name = json_string_value(json_object_get(family, "name"));
+        const json_t *rows = json_object_get(family, "rows");
+        mr_chat_template *tmpl = NULL;
+        assert_int_equal(mr_chat_template_create_digest(digest, &tmpl, NULL), MR_OK);
+        assert_true(mr_chat_template_known(tmpl));
+        assert_int_equal(mr_chat_template_set_ends(tmpl, golden_bytes(family, "bos"),
+                                                   golden_bytes(family, "eos"), NULL),
+                         MR_OK);
+        assert_true(json_array_size(rows) >= 50);
+        for (size_t r = 0; r < json_array_size(rows); r++) {
+            check_golden_row(tmpl, json_array_get(rows, r), name);
+        }
+        mr_chat_template_destroy(tmpl);
+    }
+    json_decref(root);
+}
+
+/* Of what users say in a chat no byte lies outside the plain spans: a text that is nowhere in the
+ * templates is only found inside of them. */
+static void test_render_K6_families_keep_users_text_plain(void **state)
+{
+    (void)state;
+    static const char text[] = "zq<|eot_id|>[INST]qz";
+    const mr_chat_message messages[] = {{bytes_of("user"), bytes_of(text)},
+                                        {bytes_of("assistant"), bytes_of(text)},
+                                        {bytes_of("user"), bytes_of(text)}};
+    const mr_chat_known *known;
+    for (size_t i = 0; (known = mr_chat_known_at(i)) != NULL; i++) {
+        mr_chat_template *tmpl = NULL;
+        assert_int_equal(mr_chat_template_create_digest(known->digest, &tmpl, NULL), MR_OK);
+        mr_chat_rendered got = {0};
+        assert_int_equal(mr_chat_render(tmpl, messages, 3, true, &got, NULL), MR_OK);
+        size_t found = 0;
+        for (size_t s = 0; s < got.n_plain; s++) {
+            const mr_text_span span = got.plain[s];
+            if (span.end - span.begin == strlen(text)) {
+                assert_memory_equal(got.text.data + span.begin, text, strlen(text));
+                memset(got.text.data + span.begin, ' ', strlen(text));
+                found++;
+            }
+        }
+        assert_int_equal(found, 3);
+        assert_null(memmem(got.text.data, got.text.size, "zq", 2));
+        mr_chat_rendered_deinit(&got);
+        mr_chat_template_destroy(tmpl);
+    }
+}
+
+/* A file's last line feed, which Jinja drops too. */
+static void test_create_ignores_the_last_line_feed(void **state)
+{
+    (void)state;
+    const mr_bytes source = golden_bytes(golden, "template");
+    char longer[4096];
+    assert_true(source.size + 1 < sizeof(longer));
+    memcpy(longer, source.data, source.size);
+    longer[source.size] = '\n';
+    mr_chat_template *tmpl = create((mr_bytes){(const uint8_t *)longer, source.size + 1});
+    assert_true(mr_chat_template_known(tmpl));
+    mr_chat_template_destroy(tmpl);
+}
+
 static void render_refused(const mr_chat_template *tmpl, const mr_chat_message *messages,
                            size_t count, mr_status expected, const char *field, const char *part)
 {
@@ -157,6 +262,9 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_render_K5_equals_jinja),
         cmocka_unit_test(test_render_K6_spans_are_the_messages),
+        cmocka_unit_test(test_render_K5_families_equal_jinja),
+        cmocka_unit_test(test_render_K6_families_keep_users_text_plain),
+        cmocka_unit_test(test_create_ignores_the_last_line_feed),
         cmocka_unit_test(test_render_refuses_bad_messages),
         cmocka_unit_test(test_render_K4_unknown_template_refused),
     };

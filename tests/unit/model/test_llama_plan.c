@@ -92,6 +92,7 @@ static void describe(const mr_plan *plan, const mr_op *op, char *out, size_t siz
         return;
     case MR_OP_ALL_REDUCE:
     case MR_OP_GATHER:
+    case MR_OP_ACTIVATE:
     case MR_OP_SAMPLE:
         snprintf(out, size, "%s %s > %s", mr_op_name(op->kind), buffer_name(plan, op->unary.in),
                  buffer_name(plan, op->unary.out));

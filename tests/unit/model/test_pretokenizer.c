@@ -33,7 +33,10 @@ static void check_family(const char *name, const char *golden)
 {
     mr_pretokenizer *pretokenizer = NULL;
     mr_piece_cursor cursor;
-    assert_int_equal(mr_pretokenizer_create(name, &pretokenizer, NULL), MR_OK);
+    const mr_tokenizer_family *family = NULL;
+    assert_int_equal(mr_tokenizer_family_find(name, &family, NULL), MR_OK);
+    assert_int_equal(mr_pretokenizer_create(family->splits, family->n_splits, &pretokenizer, NULL),
+                     MR_OK);
     assert_int_equal(mr_piece_cursor_init(&cursor, pretokenizer, NULL), MR_OK);
     json_t *root = golden_load("pieces.json");
     const json_t *rows = json_object_get(root, "rows");
@@ -77,22 +80,21 @@ static void test_whole_tokens_of_families(void **state)
         bool whole;
     } rows[] = {{"gpt-2", false}, {"smollm", false}, {"llama-bpe", true}};
     for (size_t i = 0; i < sizeof(rows) / sizeof(rows[0]); i++) {
-        mr_pretokenizer *pretokenizer = NULL;
-        assert_int_equal(mr_pretokenizer_create(rows[i].name, &pretokenizer, NULL), MR_OK);
-        assert_int_equal(mr_pretokenizer_whole_tokens(pretokenizer), rows[i].whole);
-        mr_pretokenizer_destroy(pretokenizer);
+        const mr_tokenizer_family *family = NULL;
+        assert_int_equal(mr_tokenizer_family_find(rows[i].name, &family, NULL), MR_OK);
+        assert_int_equal(family->whole_tokens, rows[i].whole);
     }
 }
 
 static void test_create_K3_unknown_name_refused(void **state)
 {
     (void)state;
-    static const char *const names[] = {"default", "qwen2", "GPT-2", "smollm ", ""};
+    static const char *const names[] = {"default", "tekken", "GPT-2", "smollm ", ""};
     for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
-        mr_pretokenizer *pretokenizer = NULL;
+        const mr_tokenizer_family *family = NULL;
         mr_error err = {0};
-        assert_int_equal(mr_pretokenizer_create(names[i], &pretokenizer, &err), MR_UNIMPLEMENTED);
-        assert_null(pretokenizer);
+        assert_int_equal(mr_tokenizer_family_find(names[i], &family, &err), MR_UNIMPLEMENTED);
+        assert_null(family);
         assert_non_null(strstr(err.message, names[i]));
     }
 }

@@ -78,9 +78,10 @@ void tiny_llama_write(gguf_writer *w, const tiny_llama *t)
     key_u32(w, t, "llama.attention.head_count_kv", TINY_KV_HEADS);
     gguf_key_f32(w, "llama.attention.layer_norm_rms_epsilon", 0.0009765625f); /* 2^-10 */
 
-    matrix(w, t, "token_embd.weight", TINY_VOCAB, TINY_WIDTH, GGML_Q8_0);
+    const uint32_t vocab = t->vocab == 0 ? TINY_VOCAB : t->vocab;
+    matrix(w, t, "token_embd.weight", vocab, TINY_WIDTH, GGML_Q8_0);
     if (t->untied) {
-        matrix(w, t, "output.weight", TINY_VOCAB, TINY_WIDTH, GGML_F32);
+        matrix(w, t, "output.weight", vocab, TINY_WIDTH, GGML_F32);
     }
     for (unsigned i = 0; i < TINY_LAYERS; i++) {
         layer(w, t, i);

@@ -24,6 +24,7 @@ typedef struct tiny_llama {
     const char *skip;  /* tensor or key to leave out */
     const char *widen; /* matrix that gets one row too many */
     const char *extra; /* vector that no Llama has */
+    uint32_t vocab;    /* 0: TINY_VOCAB */
 } tiny_llama;
 
 /* Appends keys and tensors to `w`, which has been initialised. */

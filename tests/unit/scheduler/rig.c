@@ -38,23 +38,60 @@ static void count_publish(mr_sink *sink, mr_request *const *requests, uint32_t c
     r->published += count;
 }
 
+static uint64_t rig_now(void *ctx)
+{
+    return ((const rig *)ctx)->now_ns;
+}
+
+static void open_tier(rig *r, uint32_t block_size, uint32_t host_blocks)
+{
+    const uint32_t bytes = scripted_block_bytes(block_size);
+    const mr_host_tier_options options = {
+        .memory_bytes = (uint64_t)host_blocks * bytes,
+        .block_bytes = bytes,
+        .timeout_ns = RIG_TRANSFER_TIMEOUT_NS,
+        .clock = {.now_ns = rig_now, .ctx = r},
+    };
+    assert_int_equal(mr_host_tier_create(&options, &r->exec.base, r->pool, &r->tier, NULL), MR_OK);
+    r->options.host_tier = r->tier;
+}
+
 void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, uint32_t n_blocks)
+{
+    rig_open_swapping(r, options, block_size, n_blocks, 0);
+}
+
+void rig_open_swapping(rig *r, const mr_scheduler_options *options, uint32_t block_size,
+                       uint32_t n_blocks, uint32_t host_blocks)
 {
     mr_batch_limits limits;
     mr_error err = {0};
     *r = (rig){.sink.publish = count_publish, .options = *options, .now_ns = MR_NS_PER_S};
     mr_scheduler_batch_limits(options, block_size, &limits);
     assert_int_equal(mr_block_pool_create(n_blocks, block_size, &r->pool), MR_OK);
-    assert_int_equal(mr_scheduler_create(options, r->pool, &r->scheduler, &err), MR_OK);
-    assert_int_equal(mr_batch_storage_create(&limits, &r->storage), MR_OK);
     scripted_exec_init(&r->exec, options, block_size, n_blocks);
+    if (host_blocks > 0) {
+        open_tier(r, block_size, host_blocks);
+    }
+    assert_int_equal(mr_scheduler_create(&r->options, r->pool, &r->scheduler, &err), MR_OK);
+    assert_int_equal(mr_batch_storage_create(&limits, &r->storage), MR_OK);
 }
 
 void rig_close(rig *r)
 {
     assert_true(mr_scheduler_idle(r->scheduler));
+    if (r->tier != NULL) {
+        mr_host_tier_stats host;
+        scripted_transfers_hurry(&r->exec.transfers);
+        mr_host_tier_poll(r->tier);
+        assert_true(mr_host_tier_check(r->tier));
+        mr_host_tier_stats_get(r->tier, &host);
+        assert_int_equal(host.owned + host.moving, 0);
+    }
     assert_int_equal(rig_live_blocks(r), 0);
     mr_scheduler_destroy(r->scheduler);
+    mr_host_tier_destroy(r->tier);
+    assert_int_equal(r->exec.transfers.n_allocated + r->exec.transfers.n_unfinished, 0);
     mr_batch_storage_destroy(r->storage);
     mr_block_pool_destroy(r->pool);
     scripted_exec_deinit(&r->exec);
@@ -161,6 +198,7 @@ bool rig_step(rig *r, const uint32_t *tokens)
     const bool planned = mr_scheduler_plan(r->scheduler, r->now_ns, r->storage, &r->wake_ns);
     mr_scheduler_publish(r->scheduler);
     assert_true(mr_block_pool_check(r->pool));
+    assert_true(r->tier == NULL || mr_host_tier_check(r->tier));
     r->batch = mr_batch_get(r->storage);
     if (!planned) {
         return false;
@@ -231,9 +269,11 @@ void rig_expect_whole(rig *r, mr_request *request)
     static scripted_result expected[MR_MAX_CHOICES];
     uint32_t n_read[MR_MAX_CHOICES] = {0};
     uint32_t total = 0;
+    uint32_t longest = 0;
     for (uint32_t c = 0; c < request->params.n; c++) {
         scripted_output(&r->options, request, c, &expected[c]);
         total += expected[c].n_tokens;
+        longest = expected[c].n_tokens > longest ? expected[c].n_tokens : longest;
     }
     for (uint32_t i = 0; i < total; i++) {
         const rig_event event = rig_read(request);
@@ -243,6 +283,7 @@ void rig_expect_whole(rig *r, mr_request *request)
     }
     assert_int_equal(mr_ring_count(&request->events), 0);
     assert_int_equal(request->usage.completion_tokens, total);
+    assert_int_equal(request->usage.longest_choice, longest);
     assert_int_equal(request->error.status, MR_OK);
 }
 

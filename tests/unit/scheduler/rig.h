@@ -6,13 +6,15 @@
 #include "oracle.h"
 #include "scheduler/internal.h"
 
-#define RIG_EOS_A 3u
-#define RIG_EOS_B 7u
+#define RIG_EOS_A               3u
+#define RIG_EOS_B               7u
+#define RIG_TRANSFER_TIMEOUT_NS (8 * MR_NS_PER_MS)
 
 typedef struct rig {
     mr_sink sink; /* counts */
     mr_scheduler_options options;
     mr_block_pool *pool;
+    mr_host_tier *tier; /* NULL: none */
     mr_scheduler *scheduler;
     mr_batch_storage *storage;
     scripted_exec exec;
@@ -27,7 +29,11 @@ typedef struct rig {
 /* 4 sequences, 8 tokens a step, 64 tokens a sequence, no batching window. */
 mr_scheduler_options rig_options(void);
 void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, uint32_t n_blocks);
-/* Asserts that no block is live any more; the scheduler must be idle. */
+/* The same with a host tier of so many blocks; 0: none. */
+void rig_open_swapping(rig *r, const mr_scheduler_options *options, uint32_t block_size,
+                       uint32_t n_blocks, uint32_t host_blocks);
+/* Asserts that no block is live any more, nor owned in the host tier, once transfers have ended;
+ * the scheduler must be idle. */
 void rig_close(rig *r);
 
 /* A tokenizer of 40 tokens: 3 is special (its bytes are "<b>"), the others are short strings over

@@ -295,10 +295,62 @@ static mr_status scripted_copy_blocks(mr_exec *base, const mr_block_copy *copies
     return MR_OK;
 }
 
+/* A block on its way: its tokens, then their positions. */
+
+static void read_block(void *ctx, uint32_t block, uint8_t *out)
+{
+    const scripted_exec *exec = ctx;
+    const size_t count = exec->limits.block_size;
+    const size_t bytes = count * sizeof(*exec->kv_tokens);
+    memcpy(out, exec->kv_tokens + block * count, bytes);
+    memcpy(out + bytes, exec->kv_positions + block * count, bytes);
+}
+
+static void write_block(void *ctx, uint32_t block, const uint8_t *in)
+{
+    scripted_exec *exec = ctx;
+    const size_t count = exec->limits.block_size;
+    const size_t bytes = count * sizeof(*exec->kv_tokens);
+    memcpy(exec->kv_tokens + block * count, in, bytes);
+    memcpy(exec->kv_positions + block * count, in + bytes, bytes);
+}
+
+static void *host_alloc(mr_exec *base, uint64_t bytes)
+{
+    return scripted_host_alloc(&((scripted_exec *)base)->transfers, bytes);
+}
+
+static void host_free(mr_exec *base, void *memory, uint64_t bytes)
+{
+    (void)bytes;
+    scripted_host_free(&((scripted_exec *)base)->transfers, memory);
+}
+
+static mr_status transfer_start(mr_exec *base, const mr_transfer *transfer, uint64_t *ticket,
+                                mr_error *err)
+{
+    return scripted_transfer_start(&((scripted_exec *)base)->transfers, transfer, ticket, err);
+}
+
+static mr_transfer_state transfer_poll(mr_exec *base, uint64_t ticket)
+{
+    return scripted_transfer_poll(&((scripted_exec *)base)->transfers, ticket);
+}
+
+static bool transfer_cancel(mr_exec *base, uint64_t ticket)
+{
+    return scripted_transfer_cancel(&((scripted_exec *)base)->transfers, ticket);
+}
+
 static const mr_exec_vtable scripted_vtable = {
     .submit = scripted_submit,
     .wait = scripted_wait,
     .copy_blocks = scripted_copy_blocks,
+    .host_alloc = host_alloc,
+    .host_free = host_free,
+    .transfer_start = transfer_start,
+    .transfer_poll = transfer_poll,
+    .transfer_cancel = transfer_cancel,
 };
 
 static void *zeroed(size_t count, size_t size)
@@ -330,6 +382,10 @@ void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options
     exec->n_top = zeroed(rows, sizeof(uint8_t));
     exec->corrupt = zeroed(rows, sizeof(uint8_t));
     exec->top = zeroed(rows * MR_MAX_TOP, sizeof(mr_alternative));
+    exec->transfers = (scripted_transfers){.block_bytes = scripted_block_bytes(block_size),
+                                           .read = read_block,
+                                           .write = write_block,
+                                           .ctx = exec};
 }
 
 void scripted_exec_deinit(scripted_exec *exec)

@@ -10,6 +10,7 @@
 
 #include "kernels/backend.h"
 #include "scheduler/scheduler.h"
+#include "scripted_transfers.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -38,12 +39,18 @@ typedef struct scripted_exec {
     uint8_t *n_top;         /* [rows] */
     uint8_t *corrupt;       /* [rows] */
     mr_alternative *top;    /* [rows][MR_MAX_TOP] */
-    char violation[256];    /* "": none */
+    scripted_transfers transfers;
+    char violation[256]; /* "": none */
 } scripted_exec;
 
 void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options,
                         uint32_t block_size, uint32_t n_blocks);
 void scripted_exec_deinit(scripted_exec *exec);
+
+static inline uint32_t scripted_block_bytes(uint32_t block_size)
+{
+    return block_size * 2 * sizeof(uint32_t);
+}
 
 /* Token that choice `choice` draws after tokens[n]; the next one up if it is banned. */
 uint32_t scripted_next(const uint32_t *tokens, uint32_t n, uint32_t choice, uint32_t vocab_size,

@@ -5,6 +5,7 @@
 #include "scheduler/engine.h"
 
 #include <pthread.h>
+#include <sched.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -35,6 +36,7 @@ typedef struct fixture {
     mr_scheduler_options options;
     scripted_exec exec;
     mr_engine *engine;
+    bool prefix_caching;
     waiter waiters[SUBMITTERS];
 } fixture;
 
@@ -44,10 +46,24 @@ static void start(fixture *f)
         .scheduler = f->options,
         .block_size = BLOCK_SIZE,
         .n_blocks = N_BLOCKS,
+        .prefix_caching = f->prefix_caching,
+        .prefix_events = f->prefix_caching ? 64 : 0,
         .clock = mr_clock_monotonic(),
     };
     mr_error err = {0};
     assert_int_equal(mr_engine_create(&options, &f->exec.base, &f->engine, &err), MR_OK);
+}
+
+/* Until nothing waits or runs; the engine's last step may still be going on when its news is out.
+ */
+static void wait_idle(mr_engine *engine)
+{
+    mr_engine_stats stats;
+    mr_engine_stats_get(engine, &stats);
+    while (stats.busy) {
+        sched_yield();
+        mr_engine_stats_get(engine, &stats);
+    }
 }
 
 static void open_fixture(fixture *f)
@@ -195,7 +211,7 @@ static void test_engine_serves_several_threads_C4(void **state)
         pthread_join(threads[i], NULL);
         assert_int_equal(submitters[i].good, EACH);
     }
-    assert_true(mr_engine_drain(f.engine, MR_NEVER));
+    wait_idle(f.engine);
     mr_engine_stats_get(f.engine, &stats);
     assert_int_equal(stats.scheduler.started, SUBMITTERS * EACH);
     uint64_t finished = 0;
@@ -269,7 +285,7 @@ static void test_engine_serves_choices_and_searches(void **state)
         assert_int_equal(n_read, 30);
         mr_request_unref(request);
     }
-    assert_true(mr_engine_drain(f.engine, MR_NEVER));
+    wait_idle(f.engine);
     assert_true(f.exec.n_copies > 0);
     close_fixture(&f);
 }
@@ -298,31 +314,12 @@ static void test_engine_device_failure_is_final(void **state)
     mr_request *late = make_request(&f.waiters[0], 2, 3, 5, 0);
     assert_non_null(late);
     expect_ends(&f, request, MR_FINISH_ERROR, MR_INTERNAL);
-    assert_true(mr_engine_drain(f.engine, MR_NEVER));
+    wait_idle(f.engine);
     mr_engine_stats_get(f.engine, &stats);
     assert_true(stats.failed);
     assert_int_equal(stats.scheduler.blocks.live, 0);
     assert_int_equal(mr_engine_submit(f.engine, late, &err), MR_UNAVAILABLE);
     assert_int_equal(mr_ring_count(&late->events), 0);
-    mr_request_unref(late);
-    close_fixture(&f);
-}
-
-static void test_engine_drains_what_runs_and_refuses_the_rest(void **state)
-{
-    (void)state;
-    fixture f;
-    mr_error err = {0};
-    open_fixture(&f);
-    start(&f);
-    mr_request *request = submit(&f, 5, 2);
-    mr_request *late = make_request(&f.waiters[0], 2, 3, 5, 0);
-    assert_non_null(late);
-    mr_engine_stop_accepting(f.engine);
-    assert_int_equal(mr_engine_submit(f.engine, late, &err), MR_UNAVAILABLE);
-    assert_false(mr_engine_drain(f.engine, 0));        /* waits for its reader */
-    expect_ends(&f, request, MR_FINISH_LENGTH, MR_OK); /* not a token lost */
-    assert_true(mr_engine_drain(f.engine, MR_NEVER));
     mr_request_unref(late);
     close_fixture(&f);
 }
@@ -364,6 +361,71 @@ static void test_engine_refuses_bad_options(void **state)
     close_fixture(&f);
 }
 
+/* Runs a request of 12 prompt tokens and gives the tokens that it found. */
+static uint32_t run_cached(fixture *f, const mr_prefix_root *root)
+{
+    uint32_t prompt[12];
+    for (uint32_t i = 0; i < 12; i++) {
+        prompt[i] = 100 + i;
+    }
+    const mr_request_spec spec = {.id = "c",
+                                  .prompt = prompt,
+                                  .n_prompt = 12,
+                                  .params = rig_params(6),
+                                  .deadline_ns = MR_NEVER,
+                                  .sink = &f->waiters[0].sink,
+                                  .prefix = root};
+    mr_request *request = NULL;
+    assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
+    mr_request_ref(request);
+    assert_int_equal(mr_engine_submit(f->engine, request, NULL), MR_OK);
+    expect_ends(f, request, MR_FINISH_LENGTH, MR_OK);
+    const uint32_t cached = request->usage.cached_tokens;
+    mr_request_unref(request);
+    mr_engine_stats stats = {.busy = true};
+    while (stats.busy) {
+        mr_engine_stats_get(f->engine, &stats);
+    }
+    return cached;
+}
+
+static void test_engine_reset_is_done_before_later_requests_X4(void **state)
+{
+    (void)state;
+    fixture f;
+    const uint32_t most = 11 / BLOCK_SIZE * BLOCK_SIZE;
+    const mr_prefix_root first = {.hash = {{1}}, .block_size = BLOCK_SIZE};
+    const mr_prefix_root second = {.hash = {{2}}, .block_size = BLOCK_SIZE, .generation = 1};
+    open_fixture(&f);
+    f.prefix_caching = true;
+    start(&f);
+    mr_ring *events = mr_engine_prefix_events(f.engine);
+    assert_non_null(events);
+    assert_int_equal(mr_engine_reset_prefix_cache(f.engine, 0), 0);
+    for (uint32_t i = 0; i < 50; i++) {
+        assert_int_equal(run_cached(&f, &first), 0);
+        assert_int_equal(run_cached(&f, &first), most);
+        /* Prompt and output without its last token fill these. */
+        assert_int_equal(mr_engine_reset_prefix_cache(f.engine, 0), 17 / BLOCK_SIZE);
+    }
+    assert_int_equal(mr_ring_count(events), 0);
+    (void)mr_engine_reset_prefix_cache(f.engine, 1);
+    assert_int_equal(run_cached(&f, &first), 0);
+    /* No way back: a late reset of the generation before is one of this generation. */
+    (void)mr_engine_reset_prefix_cache(f.engine, 0);
+    assert_int_equal(run_cached(&f, &first), 0);
+    assert_int_equal(run_cached(&f, &second), 0);
+    assert_int_equal(run_cached(&f, &second), most);
+    assert_int_equal(mr_ring_count(events), 2 + 17 / BLOCK_SIZE);
+    assert_int_equal(((const mr_prefix_event *)mr_ring_peek(events, 0))->kind, MR_PREFIX_RESET);
+    assert_int_equal(((const mr_prefix_event *)mr_ring_peek(events, 2))->kind, MR_PREFIX_ADDED);
+    mr_engine_stats stats;
+    mr_engine_stats_get(f.engine, &stats);
+    assert_int_equal(stats.scheduler.blocks.live, 0);
+    assert_int_equal(stats.scheduler.blocks.cached, 17 / BLOCK_SIZE);
+    close_fixture(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -372,9 +434,9 @@ int main(void)
         cmocka_unit_test(test_engine_serves_choices_and_searches),
         cmocka_unit_test(test_engine_sleeps_through_the_batch_window),
         cmocka_unit_test(test_engine_device_failure_is_final),
-        cmocka_unit_test(test_engine_drains_what_runs_and_refuses_the_rest),
         cmocka_unit_test(test_engine_destroy_cancels_what_runs),
         cmocka_unit_test(test_engine_refuses_bad_options),
+        cmocka_unit_test(test_engine_reset_is_done_before_later_requests_X4),
     };
     mr_log_set_level(MR_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

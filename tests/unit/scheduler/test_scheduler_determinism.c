@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The determinism contract, through the scheduler and the CPU backend: what a request gets,
- * logprobs bit by bit, is what it gets alone, whatever the neighbours, chunks, threads, preemptions
- * and the number of choices.
+ * logprobs bit by bit, is what it gets alone, whatever the neighbours, chunks, threads,
+ * preemptions by recompute or by swap, the number of choices, and what of its tokens was found in
+ * the prefix cache.
  */
 #include "base/log.h"
 #include "kernels/cpu/cpu_backend.h"
@@ -107,12 +108,14 @@ typedef struct server {
     mr_weights *weights;
     mr_exec *exec;
     mr_block_pool *pool;
+    mr_host_tier *tier; /* NULL: none */
     mr_scheduler *scheduler;
     mr_batch_storage *storage;
     mr_sink sink;
     uint64_t now_ns;
-    mr_request *requests[ASKS + NEIGHBOURS];
-    answer answers[ASKS + NEIGHBOURS];
+    mr_request *requests[3 * ASKS + NEIGHBOURS];
+    answer answers[3 * ASKS + NEIGHBOURS];
+    const mr_prefix_root *root; /* NULL: no prefix caching */
     uint32_t n_requests;
 } server;
 
@@ -122,7 +125,11 @@ static struct {
     uint32_t long_chunks;
     uint32_t mixed; /* steps of chunks and decodes */
     uint32_t preemptions;
+    uint32_t swapped_in;
     uint32_t copies;
+    uint32_t hits;             /* requests that found something */
+    uint32_t mid_prefill;      /* that found what another was still computing the rest of */
+    uint32_t preempted_cached; /* preemptions with prefix caching */
 } seen;
 
 typedef struct setting {
@@ -132,7 +139,12 @@ typedef struct setting {
     uint32_t max_batch_tokens;
     uint32_t max_rows;
     uint32_t n_blocks;
+    mr_dtype kv_dtype;
+    bool swaps; /* has a host tier */
+    bool cached;
 } setting;
+
+static const mr_prefix_root root = {.hash = {{1, 2, 3}}, .block_size = BLOCK_SIZE};
 
 static void ignore_news(mr_sink *sink, mr_request *const *requests, uint32_t count)
 {
@@ -141,12 +153,22 @@ static void ignore_news(mr_sink *sink, mr_request *const *requests, uint32_t cou
     (void)count;
 }
 
+static void open_tier(server *s, const tiny_plan *tiny, const setting *how)
+{
+    const uint64_t bytes = mr_kv_block_bytes(&tiny->plan->kv, how->kv_dtype, BLOCK_SIZE);
+    const mr_host_tier_options options = {.memory_bytes = 30 * bytes,
+                                          .block_bytes = bytes,
+                                          .timeout_ns = MR_NS_PER_S,
+                                          .clock = mr_clock_monotonic()};
+    assert_int_equal(mr_host_tier_create(&options, s->exec, s->pool, &s->tier, NULL), MR_OK);
+}
+
 static void server_open(server *s, const tiny_plan *tiny, const setting *how)
 {
     memset(s, 0, sizeof(*s));
     mr_error err = {0};
     const mr_cpu_options cpu = {.isa = how->isa, .threads = how->threads};
-    const mr_scheduler_options options = {
+    mr_scheduler_options options = {
         .max_batch_size = how->max_batch_size,
         .max_batch_tokens = how->max_batch_tokens,
         .max_rows = how->max_rows,
@@ -166,7 +188,7 @@ static void server_open(server *s, const tiny_plan *tiny, const setting *how)
         .max_context = limits.max_context,
         .block_size = BLOCK_SIZE,
         .n_blocks = how->n_blocks,
-        .kv_dtype = MR_DTYPE_BF16,
+        .kv_dtype = how->kv_dtype,
     };
     s->sink.publish = ignore_news;
     assert_int_equal(mr_cpu_backend_create(&cpu, &s->backend, &err), MR_OK);
@@ -175,6 +197,14 @@ static void server_open(server *s, const tiny_plan *tiny, const setting *how)
     assert_int_equal(
         s->backend->vt->compile(s->backend, tiny->plan, s->weights, &exec, &s->exec, &err), MR_OK);
     assert_int_equal(mr_block_pool_create(how->n_blocks, BLOCK_SIZE, &s->pool), MR_OK);
+    if (how->swaps) {
+        open_tier(s, tiny, how);
+    }
+    options.host_tier = s->tier;
+    if (how->cached) {
+        assert_int_equal(mr_block_pool_enable_cache(s->pool), MR_OK);
+        s->root = &root;
+    }
     assert_int_equal(mr_scheduler_create(&options, s->pool, &s->scheduler, &err), MR_OK);
     assert_int_equal(mr_batch_storage_create(&limits, &s->storage), MR_OK);
 }
@@ -184,8 +214,12 @@ static void server_close(server *s)
     mr_scheduler_stats stats;
     mr_scheduler_stats_get(s->scheduler, &stats);
     seen.preemptions += (uint32_t)stats.preemptions;
+    seen.swapped_in += (uint32_t)stats.swapped_in;
+    seen.preempted_cached += s->root != NULL ? (uint32_t)stats.preemptions : 0;
     assert_int_equal(stats.blocks.live, 0);
+    assert_int_equal(stats.host.owned, 0);
     mr_scheduler_destroy(s->scheduler);
+    mr_host_tier_destroy(s->tier);
     mr_batch_storage_destroy(s->storage);
     mr_block_pool_destroy(s->pool);
     s->exec->vt->destroy(s->exec);
@@ -207,6 +241,7 @@ static void server_add(server *s, const ask *a, uint32_t vocab)
         .params = a->params,
         .deadline_ns = MR_NEVER,
         .sink = &s->sink,
+        .prefix = s->root,
     };
     mr_request *request = NULL;
     assert_int_equal(mr_request_create(&spec, &request, NULL), MR_OK);
@@ -227,6 +262,22 @@ static void count_batch(const mr_batch *batch, size_t copies)
     seen.copies += (uint32_t)copies;
 }
 
+/* Requests that just came in on blocks of one whose prompt is not done yet. */
+static void count_mid_prefill(const server *s)
+{
+    for (uint32_t i = 0; i < s->n_requests; i++) {
+        const mr_request *new = s->requests[i];
+        if (new == NULL || new->usage.scheduled_ns != s->now_ns || new->usage.cached_tokens == 0) {
+            continue;
+        }
+        for (uint32_t k = 0; k < s->n_requests; k++) {
+            const mr_request *old = s->requests[k];
+            seen.mid_prefill += old != NULL && k != i && old->key == new->key &&
+                                old->usage.scheduled_ns != 0 && old->usage.first_token_ns == 0;
+        }
+    }
+}
+
 static void server_step(server *s)
 {
     uint64_t wake_ns;
@@ -238,6 +289,7 @@ static void server_step(server *s)
         const mr_batch *batch = mr_batch_get(s->storage);
         const mr_block_copy *copies = mr_scheduler_copies(s->scheduler, &n_copies);
         count_batch(batch, n_copies);
+        count_mid_prefill(s);
         assert_int_equal(s->exec->vt->copy_blocks(s->exec, copies, n_copies, &err), MR_OK);
         if (mr_exec_run(s->exec, batch, &output, &err) != MR_OK) {
             fail_msg("%s", err.message);
@@ -247,11 +299,20 @@ static void server_step(server *s)
     mr_scheduler_publish(s->scheduler);
 }
 
+static void count_hits(const mr_request *request)
+{
+    const uint32_t most = (request->n_prompt - 1) / BLOCK_SIZE * BLOCK_SIZE;
+    const uint32_t cached = request->usage.cached_tokens;
+    assert_true(cached <= most && (cached == 0 || !request->params.prompt_logprobs));
+    seen.hits += cached > 0;
+}
+
 static void server_read(server *s)
 {
     for (uint32_t i = 0; i < s->n_requests; i++) {
         if (s->requests[i] != NULL && take_events(s->requests[i], &s->answers[i])) {
             assert_int_equal(s->requests[i]->error.status, MR_OK);
+            count_hits(s->requests[i]);
             mr_request_unref(s->requests[i]);
             s->requests[i] = NULL;
         }
@@ -273,7 +334,7 @@ static void server_run(server *s)
 static server world;
 
 /* Each ask on a server of its own: one thread, the prompt in one chunk. */
-static answer *answers_alone(const tiny_plan *tiny, mr_cpu_isa isa)
+static answer *answers_alone(const tiny_plan *tiny, mr_cpu_isa isa, mr_dtype kv_dtype)
 {
     answer *alone = calloc(ASKS, sizeof(*alone));
     assert_non_null(alone);
@@ -282,7 +343,8 @@ static answer *answers_alone(const tiny_plan *tiny, mr_cpu_isa isa)
                          .max_batch_size = 4,
                          .max_batch_tokens = 512,
                          .max_rows = 64,
-                         .n_blocks = 100};
+                         .n_blocks = 100,
+                         .kv_dtype = kv_dtype};
     for (uint32_t i = 0; i < ASKS; i++) {
         server_open(&world, tiny, &how);
         server_add(&world, &asks[i], tiny->dims.vocab);
@@ -316,18 +378,36 @@ static void compare(const answer *alone, const answer *found, uint32_t number, u
     }
 }
 
-static void run_world(const tiny_plan *tiny, mr_cpu_isa isa, uint32_t number, const answer *alone)
+/* Everything twice more, while some of it runs: what those have computed is found, also of a
+ * prompt that is not done yet. */
+static void again(const tiny_plan *tiny, const uint32_t *order, bool forget)
+{
+    if (forget) {
+        mr_scheduler_reset_prefix_cache(world.scheduler, 0);
+    }
+    for (uint32_t i = 0; i < 2 * ASKS; i++) {
+        server_add(&world, &asks[order[i / 2]], tiny->dims.vocab);
+        server_step(&world);
+        server_read(&world);
+    }
+}
+
+static void run_world(const tiny_plan *tiny, const setting *base, uint32_t number,
+                      const answer *alone)
 {
     static const uint32_t budgets[] = {3, 4, 7, 16, 33, 64, 128, 512};
     uint64_t state = 0xd0d0 + number;
     uint32_t order[ASKS];
     const setting how = {
-        .isa = isa,
+        .isa = base->isa,
+        .kv_dtype = base->kv_dtype,
+        .swaps = number % 8 == 0 || number % 8 == 6, /* with prefix caching, and without */
         .threads = 1 + number % 3,
         .max_batch_size = pick(&state, 3, 9),
         .max_batch_tokens = budgets[number % 8],
         .max_rows = pick(&state, 0, 70),
         .n_blocks = number % 2 == 0 ? 20 : 120,
+        .cached = number % 4 < 2,
     };
     for (uint32_t i = 0; i < ASKS; i++) {
         order[i] = i;
@@ -347,25 +427,34 @@ static void run_world(const tiny_plan *tiny, mr_cpu_isa isa, uint32_t number, co
             add_neighbour(&state, tiny->dims.vocab);
         }
     }
+    again(tiny, order, number % 8 < 4);
     server_run(&world);
     uint32_t at = 0;
     for (uint32_t i = ASKS; i > 0; i--) {
         compare(&alone[order[i - 1]], &world.answers[at], number, order[i - 1]);
         at += i <= NEIGHBOURS ? 2 : 1;
     }
+    for (uint32_t i = 0; i < 2 * ASKS; i++) {
+        compare(&alone[order[i / 2]], &world.answers[at++], number, order[i / 2]);
+    }
     server_close(&world);
 }
 
-static void expect_contract(const tiny_plan *tiny, mr_cpu_isa isa)
+static void expect_contract(const tiny_plan *tiny, mr_cpu_isa isa, mr_dtype kv_dtype)
 {
-    answer *alone = answers_alone(tiny, isa);
+    const setting base = {.isa = isa, .kv_dtype = kv_dtype};
+    answer *alone = answers_alone(tiny, isa, kv_dtype);
     memset(&seen, 0, sizeof(seen));
     for (uint32_t i = 0; i < WORLDS; i++) {
-        run_world(tiny, isa, i, alone);
+        run_world(tiny, &base, i, alone);
     }
     assert_true(seen.several_rows > 100 && seen.long_chunks > 100 && seen.mixed > 100);
     assert_true(seen.preemptions > WORLDS / 2);
+    assert_true(seen.swapped_in > WORLDS / 6);
     assert_true(seen.copies > WORLDS);
+    assert_true(seen.hits > 2 * WORLDS);
+    assert_true(seen.mid_prefill > WORLDS / 4);
+    assert_true(seen.preempted_cached > WORLDS / 4);
     free(alone);
 }
 
@@ -375,7 +464,7 @@ static void test_determinism_alone_or_in_any_company_D1_D4(void **state)
     tiny_plan tiny;
     tiny_dims dims = tiny_dims_default();
     tiny_plan_create(&dims, &tiny);
-    expect_contract(&tiny, MR_CPU_ISA_PORTABLE);
+    expect_contract(&tiny, MR_CPU_ISA_PORTABLE, MR_DTYPE_BF16);
     tiny_plan_destroy(&tiny);
 }
 
@@ -387,7 +476,21 @@ static void test_determinism_quantised_on_the_best_path_D1_D4(void **state)
     dims.dtype = MR_DTYPE_Q4_1;
     dims.tied = true;
     tiny_plan_create(&dims, &tiny);
-    expect_contract(&tiny, MR_CPU_ISA_AUTO);
+    expect_contract(&tiny, MR_CPU_ISA_AUTO, MR_DTYPE_BF16);
+    tiny_plan_destroy(&tiny);
+}
+
+static void test_determinism_of_every_kv_type_D1_D4(void **state)
+{
+    (void)state;
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_I8};
+    tiny_plan tiny;
+    tiny_dims dims = tiny_dims_default();
+    dims.layers = 1;
+    tiny_plan_create(&dims, &tiny);
+    for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
+        expect_contract(&tiny, MR_CPU_ISA_AUTO, types[i]);
+    }
     tiny_plan_destroy(&tiny);
 }
 
@@ -402,7 +505,7 @@ static void test_determinism_seeds_prompts_and_choices_differ_D2_D3(void **state
     tiny_plan tiny;
     const tiny_dims dims = tiny_dims_default();
     tiny_plan_create(&dims, &tiny);
-    answer *alone = answers_alone(&tiny, MR_CPU_ISA_PORTABLE);
+    answer *alone = answers_alone(&tiny, MR_CPU_ISA_PORTABLE, MR_DTYPE_BF16);
     assert_false(same_tokens(&alone[DRAWN], 0, &alone[OTHER_SEED], 0));
     assert_false(same_tokens(&alone[DRAWN], 0, &alone[DRAWN_ELSEWHERE], 0));
     for (uint32_t a = 0; a < 4; a++) {
@@ -424,6 +527,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_determinism_alone_or_in_any_company_D1_D4),
         cmocka_unit_test(test_determinism_quantised_on_the_best_path_D1_D4),
+        cmocka_unit_test(test_determinism_of_every_kv_type_D1_D4),
         cmocka_unit_test(test_determinism_seeds_prompts_and_choices_differ_D2_D3),
     };
     mr_log_set_level(MR_LOG_WARN);

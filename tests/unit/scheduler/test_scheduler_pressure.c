@@ -40,6 +40,9 @@ static void test_scheduler_preempts_the_newest_and_recomputes_M5(void **state)
     assert_int_equal(preemptions(&r), 1);
     assert_int_equal(a->usage.preemptions, 0);
     assert_int_equal(b->usage.preemptions, 1);
+    mr_scheduler_stats stats;
+    mr_scheduler_stats_get(r.scheduler, &stats);
+    assert_int_equal(stats.preempted_tokens, 12); /* the 13th was not computed yet */
     assert_true(rig_step(&r, NULL));
     assert_true(rig_step(&r, NULL));
     assert_int_equal(mr_ring_count(&a->events), 13); /* a has ended */

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config.h"
+#include "service/config_value.h"
 #include "service/generation.h"
 
 #include <setjmp.h>
@@ -77,10 +78,35 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.prefill_interval, 1);
     assert_int_equal(config.max_queue_requests, 1024);
     assert_int_equal(config.max_preemptions, 3);
+    assert_int_equal(config.priority_ageing_ms, 10000);
+    assert_int_equal(config.max_overtakes, 8);
+    assert_int_equal(config.overtake_timeout_ms, 1000);
     assert_int_equal(config.slow_reader_timeout_ms, 30000);
     assert_int_equal(config.block_size, 16);
     assert_int_equal(config.max_seq_length, 0);
     assert_int_equal(config.kv_cache_memory, 0);
+    assert_int_equal(config.kv_host_memory, 0);
+}
+
+static void test_config_keepalive_G1(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    assert_true(config.keepalive_min_ping_interval_ms < 10000);
+    assert_string_equal(config.keepalive_permit_without_calls, "true");
+    set_ok(&config, "keepalive.time_ms=100");
+    set_ok(&config, "keepalive.timeout_ms=86400000");
+    set_ok(&config, "keepalive.min_ping_interval_ms=0");
+    set_ok(&config, "keepalive.permit_without_calls=false");
+    assert_int_equal(config.keepalive_time_ms, 100);
+    assert_int_equal(config.keepalive_timeout_ms, 86400000);
+    assert_int_equal(config.keepalive_min_ping_interval_ms, 0);
+    assert_string_equal(config.keepalive_permit_without_calls, "false");
+    /* gRPC takes an int. */
+    set_refused("keepalive.time_ms=4294967295", MR_INVALID_ARGUMENT, "to 86400000");
+    set_refused("keepalive.timeout_ms=99", MR_INVALID_ARGUMENT, "from 100");
+    set_refused("keepalive.permit_without_call=true", MR_INVALID_ARGUMENT,
+                "did you mean keepalive.permit_without_calls?");
 }
 
 static void test_config_profile_fills_what_is_not_given(void **state)
@@ -115,6 +141,164 @@ static void test_config_f32_keeps_kv_in_f32(void **state)
     set_ok(&config, "kv_cache_dtype=f16");
     assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
     assert_string_equal(config.kv_cache_dtype, "f16");
+
+    config = fresh();
+    set_ok(&config, "kv_cache_dtype=int8");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.kv_cache_dtype, "int8");
+    set_refused("kv_cache_dtype=fp8", MR_FAILED_PRECONDITION, "fp8");
+}
+
+/* SHA-256 of "abc" (FIPS 180-2, appendix B.1), and two that differ from it. */
+#define DIGEST_A "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
+#define DIGEST_B "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ae"
+#define DIGEST_C "00000000000000000000000000000000000000000000000000000000000000aa"
+
+static void test_config_tenants(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(config.tenants.count, 0);
+    const char *text = "tenants:\n"
+                       "- name: a\n"
+                       "  keys:\n"
+                       "  - " DIGEST_A "\n"
+                       "  - \"" DIGEST_C "\"\n"
+                       "  weight: 3\n"
+                       "- {name: B, keys: [" DIGEST_B "], priority_max: 1000}\n";
+    assert_int_equal(load_text(&config, text, &err), MR_OK);
+    assert_int_equal(config.tenants.count, 2);
+    const mr_tenant *a = &config.tenants.items[0];
+    assert_string_equal(a->name, "a");
+    assert_int_equal(a->n_keys, 2);
+    assert_int_equal(a->keys[0][0], 0xba);
+    assert_int_equal(a->keys[0][31], 0xad);
+    assert_int_equal(a->keys[1][31], 0xaa);
+    assert_int_equal(a->weight, 3);
+    assert_int_equal(a->priority_max, 0);
+    assert_int_equal(config.tenants.items[1].weight, 1);
+    assert_int_equal(config.tenants.items[1].priority_max, 1000);
+
+    /* A later source replaces the list; JSON is a form of it. */
+    set_ok(&config, "tenants=[{\"name\": \"c\", \"keys\": [\"" DIGEST_B "\"]}]");
+    assert_int_equal(config.tenants.count, 1);
+    assert_string_equal(config.tenants.items[0].name, "c");
+    assert_int_equal(config.tenants.items[0].n_keys, 1);
+    setenv("MILLRACE_TENANTS", "[{name: d, keys: [" DIGEST_C "]}]", 1);
+    config = fresh();
+    unsetenv("MILLRACE_TENANTS");
+    assert_string_equal(config.tenants.items[0].name, "d");
+    set_ok(&config, "tenants=[]");
+    assert_int_equal(config.tenants.count, 0);
+}
+
+static void test_config_tenants_refused(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *list;
+        const char *says;
+    } cases[] = {
+        {"", "empty"},
+        {"a", "must be a list"},
+        {"{name: a}", "must be a list"},
+        {"[a]", "tenants[0]"},
+        {"[{name: a", "no list in YAML"},
+        {"[{nmae: a}]", "did you mean name?"},
+        {"[{colour: a}]", "no field colour"},
+        {"[{name: a, name: b}]", "given twice"},
+        {"[{name: [a]}]", "one value"},
+        {"[{name: a}]", "has no keys"},
+        {"[{keys: [" DIGEST_A "]}]", "name must have"},
+        {"[{name: a b, keys: [" DIGEST_A "]}]", "name must have"},
+        {"[{name: other, keys: [" DIGEST_A "]}]", "another name"},
+        {"[{name: a, keys: " DIGEST_A "}]", "must be a list"},
+        {"[{name: a, keys: [[" DIGEST_A "]]}]", "list of digests"},
+        {"[{name: a, keys: [secret]}]", "64 hex digits"},
+        {"[{name: a, keys: [g" DIGEST_A "]}]", "64 hex digits"},
+        {"[{name: a, keys: [" DIGEST_A ", " DIGEST_A "]}]", "listed twice"},
+        {"[{name: a, keys: [" DIGEST_A "]}, {name: b, keys: [" DIGEST_A "]}]", "in common"},
+        {"[{name: a, keys: [" DIGEST_A "]}, {name: a, keys: [" DIGEST_B "]}]", "two tenants"},
+        {"[{name: a, keys: [" DIGEST_A "], weight: 0}]", "tenants[0]: tenants[].weight"},
+        {"[{name: a, keys: [" DIGEST_A "], weight: 1001}]", "1 to 1000"},
+        {"[{name: a, keys: [" DIGEST_A "], priority_max: -1}]", "0 to 1000"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        char text[512];
+        snprintf(text, sizeof(text), "tenants=%s", cases[i].list);
+        set_refused(text, MR_INVALID_ARGUMENT, cases[i].says);
+    }
+    /* What stands where a digest should may be the key: it is not repeated. */
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_int_equal(mr_config_set(&config, "tenants=[{name: a, keys: [hunter2]}]", &err),
+                     MR_INVALID_ARGUMENT);
+    assert_null(strstr(err.message, "hunter2"));
+    load_refused("threads: 1\ntenants:\n- name: a\n  wieght: 3\n", MR_INVALID_ARGUMENT, "line 3",
+                 "did you mean weight?");
+    load_refused("tenants: []\ntenants: []\n", MR_INVALID_ARGUMENT, "line 2", "given twice");
+}
+
+static void decimal_refused(const mr_config_key *key, const char *text)
+{
+    double value = 7.0;
+    mr_error err = {0};
+    assert_int_equal(mr_config_value_set(&value, key, text, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "0 to 1000");
+    assert_true(value == 7.0);
+}
+
+static void test_config_decimals(void **state)
+{
+    (void)state;
+    const mr_config_key key = {
+        .name = "rate", .kind = MR_KEY_DECIMAL, .size = sizeof(double), .high = 1000};
+    static const struct {
+        const char *text;
+        double value;
+    } good[] = {{"0", 0}, {"0.5", 0.5}, {"12", 12}, {"000.25", 0.25}, {"1000", 1000}};
+    double value = 7.0;
+    for (size_t i = 0; i < sizeof(good) / sizeof(good[0]); i++) {
+        assert_int_equal(mr_config_value_set(&value, &key, good[i].text, NULL), MR_OK);
+        assert_true(value == good[i].value);
+    }
+    mr_buffer text = {0};
+    value = 0.5;
+    assert_int_equal(mr_config_value_format(&value, &key, &text), MR_OK);
+    assert_memory_equal(text.data, "0.5", 3);
+    mr_buffer_deinit(&text);
+    static const char *const bad[] = {"",    "-1",  "+1",  ".5", "5.", "1e2",   "0x10",
+                                      "inf", "nan", "1,5", " 1", "1 ", "1.2.3", "1000.1"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        decimal_refused(&key, bad[i]);
+    }
+}
+
+static void test_config_tenants_are_bounded(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_error err = {0};
+    mr_buffer text = {0};
+    assert_int_equal(mr_buffer_printf(&text, "tenants=["), MR_OK);
+    for (int i = 0; i < 257; i++) {
+        assert_int_equal(
+            mr_buffer_printf(&text, "{name: t%d, keys: [%064d]}%s", i, i, i < 255 ? "," : ""),
+            MR_OK);
+        if (i == 255) {
+            const size_t kept = text.size;
+            assert_int_equal(mr_buffer_append(&text, "]", 2), MR_OK);
+            set_ok(&config, (char *)text.data);
+            assert_int_equal(config.tenants.count, 256);
+            text.size = kept;
+            assert_int_equal(mr_buffer_append(&text, ",", 1), MR_OK);
+        }
+    }
+    assert_int_equal(mr_buffer_append(&text, "]", 2), MR_OK);
+    assert_int_equal(mr_config_set(&config, (char *)text.data, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "more than 256");
+    mr_buffer_deinit(&text);
 }
 
 static void test_config_sizes(void **state)
@@ -136,6 +320,10 @@ static void test_config_sizes(void **state)
         set_ok(&config, sizes[i].text);
         assert_true(config.kv_cache_memory == sizes[i].bytes);
     }
+    set_ok(&config, "kv_host_memory=2GiB");
+    assert_true(config.kv_host_memory == UINT64_C(2147483648));
+    set_ok(&config, "kv_host_memory=0");
+    assert_int_equal(config.kv_host_memory, 0);
     set_refused("kv_cache_memory=", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=4GB", MR_INVALID_ARGUMENT, "such as 512MiB");
     set_refused("kv_cache_memory=-1", MR_INVALID_ARGUMENT, "such as 512MiB");
@@ -247,14 +435,14 @@ static void test_config_file_errors_name_line_and_key(void **state)
     (void)state;
     load_refused("threads: 1\nmax_batch_sise: 8\n", MR_INVALID_ARGUMENT, "line 2",
                  "did you mean max_batch_size?");
-    load_refused("threads: 1\nredis:\n  url: redis://x\n", MR_FAILED_PRECONDITION, "line 3",
-                 "redis.url");
+    load_refused("threads: 1\nattention:\n  sparse: true\n", MR_FAILED_PRECONDITION, "line 3",
+                 "attention.sparse");
     load_refused("threads: 1\nthreads: 2\n", MR_INVALID_ARGUMENT, "line 2",
                  "threads is given twice");
     load_refused("threads: [1, 2]\n", MR_INVALID_ARGUMENT, "line 1", "takes one value");
     load_refused("threads: {a: 1}\n", MR_INVALID_ARGUMENT, "line 1", "takes one value");
     load_refused("threads:\n", MR_INVALID_ARGUMENT, "line 1", "whole number");
-    load_refused("tenants:\n  - name: a\n", MR_FAILED_PRECONDITION, "line 2", "tenants");
+    load_refused("adapters:\n  - a\n", MR_FAILED_PRECONDITION, "line 2", "LoRA");
     load_refused("colours: [red]\n", MR_INVALID_ARGUMENT, "line 1", "colours");
     load_refused("- threads\n", MR_INVALID_ARGUMENT, "line 1", "mapping");
     load_refused("{[a]: 1}\n", MR_INVALID_ARGUMENT, "line 1", "no name of a setting");
@@ -293,7 +481,50 @@ static void test_config_file_aliases_are_bounded(void **state)
 
     mr_config config = fresh();
     mr_error err = {0};
-    assert_int_equal(load_text(&config, "tls: {}\nlog: {}\ntenants: []\n", &err), MR_OK);
+    assert_int_equal(load_text(&config, "tls: {}\nlog: {}\nadapters: []\n", &err), MR_OK);
+}
+
+static void test_config_redis(void **state)
+{
+    (void)state;
+    set_refused("redis.url=http://h", MR_INVALID_ARGUMENT, "redis.url: it is no URL of Redis");
+    set_refused("redis.url=rediss://h", MR_FAILED_PRECONDITION, "TLS proxy");
+    set_refused("redis.on_failure=maybe", MR_INVALID_ARGUMENT, "local|open|closed");
+    set_refused("redis.timeout_ms=51", MR_INVALID_ARGUMENT, "from 1 to 50");
+    mr_config config = fresh();
+    mr_error err = {0};
+    assert_string_equal(config.redis_url, "");
+    set_ok(&config, "redis.on_failure=open");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.on_failure cannot act without Redis");
+    set_ok(&config, "redis.url=redis://h:7000/1");
+    assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+    set_ok(&config, "redis.replica_id=two words");
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+    assert_says(&err, "redis.replica_id");
+}
+
+/* Neither what is logged nor what is printed as a file, and no error. */
+static void test_config_shows_no_password(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_buffer text = {0};
+    set_ok(&config, "redis.url=redis://ada:xyzzy@h:7000/1");
+    assert_string_equal(config.redis_url, "redis://ada:xyzzy@h:7000/1");
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_null(strstr((const char *)text.data, "xyzzy"));
+    assert_null(strstr((const char *)text.data, "ada"));
+    assert_non_null(strstr((const char *)text.data, "redis.url=redis://***@h:7000/1 "));
+    assert_non_null(strstr((const char *)text.data, "\n# not shown: redis.url: "));
+    mr_buffer_deinit(&text);
+    mr_error err = {0};
+    assert_int_equal(mr_config_set(&config, "redis.url=redis://ada:xyzzy@h:port", &err),
+                     MR_INVALID_ARGUMENT);
+    assert_null(strstr(err.message, "xyzzy"));
+    assert_string_equal(err.field, "redis.url");
 }
 
 static void test_config_later_sources_win(void **state)
@@ -327,7 +558,7 @@ static void test_config_environment(void **state)
     (void)state;
     environment_refused("MILLRACE_MAX_BATCH_SIZE", "many", MR_INVALID_ARGUMENT,
                         "MILLRACE_MAX_BATCH_SIZE");
-    environment_refused("MILLRACE_REDIS_URL", "redis://x", MR_FAILED_PRECONDITION, "redis.url");
+    environment_refused("MILLRACE_REDIS_URL", "http://x", MR_INVALID_ARGUMENT, "redis.url");
     environment_refused("MILLRACE_TLS_CERT", "a.pem", MR_FAILED_PRECONDITION, "TLS");
     environment_refused("MILLRACE_MAX_BATCH_SISE", "8", MR_INVALID_ARGUMENT,
                         "MILLRACE_MAX_BATCH_SIZE");
@@ -357,22 +588,39 @@ static void test_config_format_Q6_effective_configuration(void **state)
     assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
     assert_non_null(strstr((char *)text.data, "served_model_name=\"m\""));
     assert_non_null(strstr((char *)text.data, "max_batch_size=32"));
-    assert_non_null(strstr((char *)text.data, "enable_prefix_caching=false"));
+    assert_non_null(strstr((char *)text.data, "enable_prefix_caching=\"true\""));
     mr_buffer_deinit(&text);
 }
 
-static void count_line(void *ctx, const char *text)
+static void append_line(void *ctx, const char *text)
 {
     assert_non_null(strchr(text, '='));
-    ++*(int *)ctx;
+    assert_int_equal(mr_buffer_append(ctx, "\n", 1), MR_OK);
+    assert_int_equal(mr_buffer_append(ctx, text, strlen(text)), MR_OK);
 }
 
 static void test_config_describe_lists_every_key(void **state)
 {
     (void)state;
-    int lines = 0;
-    mr_config_describe(count_line, &lines);
-    assert_int_equal(lines, 27);
+    static const char *const names[] = {
+#define MR_CONFIG_TEXT(name, ...)   name,
+#define MR_CONFIG_SECRET(name, ...) name,
+#define MR_CONFIG_URL(name, ...)    name,
+#define MR_CONFIG_NUMBER(name, ...) name,
+#define MR_CONFIG_BYTES(name, ...)  name,
+#define MR_CONFIG_FIXED(name, ...)  name,
+#define MR_CONFIG_LIST(name, ...)   name,
+#include "service/config_keys.def"
+    };
+    mr_buffer lines = {0};
+    mr_config_describe(append_line, &lines);
+    assert_int_equal(mr_buffer_append(&lines, "", 1), MR_OK);
+    for (size_t i = 0; i < sizeof(names) / sizeof(names[0]); i++) {
+        char begin[80];
+        (void)snprintf(begin, sizeof(begin), "\n%s=", names[i]);
+        assert_non_null(strstr((char *)lines.data, begin));
+    }
+    mr_buffer_deinit(&lines);
 }
 
 /* Q6: a setting that cannot act is refused. */
@@ -393,6 +641,40 @@ static void test_config_Q6_profile_that_cannot_act(void **state)
     assert_int_equal(config.prefill_interval, 1);
 }
 
+static void test_config_Q6_prefix_settings_that_cannot_act(void **state)
+{
+    (void)state;
+    static const char *const settings[] = {"cache_scope=shared", "cache_salt_secret=abc"};
+    for (size_t i = 0; i < 2; i++) {
+        mr_config config = fresh();
+        mr_error err = {0};
+        set_ok(&config, settings[i]);
+        assert_int_equal(mr_config_finish(&config, &err), MR_OK);
+        set_ok(&config, "enable_prefix_caching=false");
+        assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+        assert_says(&err, "cannot act");
+        assert_memory_equal(err.field, settings[i], strlen(err.field));
+    }
+    set_refused("cache_scope=everybody", MR_INVALID_ARGUMENT, "tenant|shared");
+}
+
+static void test_config_shows_no_secret(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    mr_buffer text = {0};
+    set_ok(&config, "cache_salt_secret=swordfish");
+    assert_string_equal(config.cache_salt_secret, "swordfish");
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_null(strstr((char *)text.data, "swordfish"));
+    assert_non_null(strstr((char *)text.data, "# not shown: cache_salt_secret: \"***\"\n"));
+    assert_non_null(strstr((char *)text.data, "cache_salt_secret=***"));
+    mr_buffer_deinit(&text);
+}
+
 static void test_config_yaml_sets_the_same_again(void **state)
 {
     (void)state;
@@ -403,6 +685,8 @@ static void test_config_yaml_sets_the_same_again(void **state)
     set_ok(&config, "prefill_interval=2");
     set_ok(&config, "log.level=debug");
     set_ok(&config, "batch_invariant=true");
+    set_ok(&config, "tenants=[{name: a, keys: [" DIGEST_A ", " DIGEST_B "], weight: 7}, "
+                    "{name: \"b.c-d_9\", keys: [" DIGEST_C "], priority_max: 4}]");
     mr_buffer text = {0};
     assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
     assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
@@ -412,6 +696,28 @@ static void test_config_yaml_sets_the_same_again(void **state)
     mr_error err = {0};
     assert_int_equal(load_text(&again, (char *)text.data, &err), MR_OK);
     assert_memory_equal(&again, &config, sizeof(config));
+    mr_buffer_deinit(&text);
+}
+
+/* Neither a terminal nor a line of YAML sees a control character or break of Unicode. */
+static void test_config_yaml_escapes_control_characters(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "served_model_name=a\n\t\x1b[1m\x7f \xc2\x85\xc2\x9b \xe2\x80\xa8"
+                    "\xe2\x80\xa9 \xc3\xa9\xe2\x80\xa7");
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_non_null(strstr((char *)text.data,
+                           "served_model_name: \"a\\u000A\\u0009\\u001B[1m\\u007F \\u0085\\u009B "
+                           "\\u2028\\u2029 \xc3\xa9\xe2\x80\xa7\"\n"));
+    mr_config again = fresh();
+    mr_error err = {0};
+    if (load_text(&again, (char *)text.data, &err) != MR_OK) {
+        fail_msg("%s", err.message);
+    }
+    assert_string_equal(again.served_model_name, config.served_model_name);
     mr_buffer_deinit(&text);
 }
 
@@ -441,8 +747,13 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_defaults),
+        cmocka_unit_test(test_config_keepalive_G1),
         cmocka_unit_test(test_config_profile_fills_what_is_not_given),
         cmocka_unit_test(test_config_f32_keeps_kv_in_f32),
+        cmocka_unit_test(test_config_tenants),
+        cmocka_unit_test(test_config_tenants_refused),
+        cmocka_unit_test(test_config_tenants_are_bounded),
+        cmocka_unit_test(test_config_decimals),
         cmocka_unit_test(test_config_sizes),
         cmocka_unit_test(test_config_bounds),
         cmocka_unit_test(test_config_unknown_key_names_the_nearest),
@@ -451,12 +762,17 @@ int main(void)
         cmocka_unit_test(test_config_file_nested_and_dotted),
         cmocka_unit_test(test_config_file_errors_name_line_and_key),
         cmocka_unit_test(test_config_file_aliases_are_bounded),
+        cmocka_unit_test(test_config_redis),
+        cmocka_unit_test(test_config_shows_no_password),
         cmocka_unit_test(test_config_later_sources_win),
         cmocka_unit_test(test_config_environment),
         cmocka_unit_test(test_config_format_Q6_effective_configuration),
         cmocka_unit_test(test_config_describe_lists_every_key),
         cmocka_unit_test(test_config_Q6_profile_that_cannot_act),
+        cmocka_unit_test(test_config_Q6_prefix_settings_that_cannot_act),
+        cmocka_unit_test(test_config_shows_no_secret),
         cmocka_unit_test(test_config_yaml_sets_the_same_again),
+        cmocka_unit_test(test_config_yaml_escapes_control_characters),
         cmocka_unit_test(test_config_markdown_names_all),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -105,6 +105,28 @@ static void test_jsonl_reads_every_field(void **state)
     mr_jsonl_request_deinit(&r);
 }
 
+static void test_jsonl_cache_salt_X2(void **state)
+{
+    (void)state;
+    mr_jsonl_request r;
+    mr_error err;
+    char line[512];
+    /* U+0000 is a byte like any other: "a" and "a\0b" are two salts. */
+    assert_int_equal(read_line("{\"prompt_ids\": [1], \"cache_salt\": \"a\\u0000b\"}", &r, &err),
+                     MR_OK);
+    assert_int_equal(r.lists.cache_salt.size, 3);
+    assert_memory_equal(r.lists.cache_salt.data, "a\0b", 3);
+    mr_jsonl_request_deinit(&r);
+    assert_int_equal(read_line("{\"prompt_ids\": [1], \"cache_salt\": null}", &r, &err), MR_OK);
+    assert_int_equal(r.lists.cache_salt.size, 0);
+    mr_jsonl_request_deinit(&r);
+    refused("{\"prompt_ids\": [1], \"cache_salt\": 5}", MR_INVALID_ARGUMENT, "cache_salt");
+    snprintf(line, sizeof(line), "{\"prompt_ids\": [1], \"cache_salt\": \"%0256d\"}", 7);
+    accepted(line);
+    snprintf(line, sizeof(line), "{\"prompt_ids\": [1], \"cache_salt\": \"%0257d\"}", 7);
+    refused(line, MR_INVALID_ARGUMENT, "cache_salt");
+}
+
 static void test_jsonl_defaults_and_null(void **state)
 {
     (void)state;
@@ -139,6 +161,9 @@ static void test_jsonl_refuses_bad_values(void **state)
     refused("{\"seed\": 1, \"seed\": 2, \"prompt_ids\": [1]}", MR_INVALID_ARGUMENT, "");
     refused("{}", MR_INVALID_ARGUMENT, "prompt");
     refused("{\"prompt_ids\": [1], \"messages\": []}", MR_INVALID_ARGUMENT, "prompt");
+    refused("{\"prompt_ids\": [1], \"priority\": 1.5}", MR_INVALID_ARGUMENT, "priority");
+    refused("{\"prompt_ids\": [1], \"priority\": -1001}", MR_INVALID_ARGUMENT, "priority");
+    refused("{\"prompt_ids\": [1], \"priority\": 1001}", MR_INVALID_ARGUMENT, "priority");
     refused("{\"prompt_ids\": []}", MR_INVALID_ARGUMENT, "prompt_ids");
     refused("{\"prompt_ids\": [48]}", MR_INVALID_ARGUMENT, "prompt_ids");
     refused("{\"prompt_ids\": [-1]}", MR_INVALID_ARGUMENT, "prompt_ids");
@@ -212,12 +237,14 @@ static void test_jsonl_reads_lists(void **state)
     mr_error err;
     const char *line = "{\"prompt_ids\": [1], \"n\": 3, \"beam_width\": 4,"
                        " \"length_penalty\": 0.5, \"time_limit_ms\": 20,"
-                       " \"include_stop_in_text\": true, \"stop_token_ids\": [2, 47],"
+                       " \"include_stop_in_text\": true, \"priority\": -7,"
+                       " \"stop_token_ids\": [2, 47],"
                        " \"logit_bias\": {\"5\": 1.5, \"47\": -100}}";
     assert_int_equal(read_line(line, &r, &err), MR_OK);
     assert_int_equal(r.params.n, 3);
     assert_int_equal(r.params.beam_width, 4);
     assert_true(r.params.length_penalty == 0.5f);
+    assert_int_equal(r.params.priority, -7);
     assert_true(r.params.time_limit_ns == 20000000);
     assert_true(r.params.include_stop_in_text);
     mr_request_spec spec = {0};
@@ -423,6 +450,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_jsonl_reads_every_field),
+        cmocka_unit_test(test_jsonl_cache_salt_X2),
         cmocka_unit_test(test_jsonl_defaults_and_null),
         cmocka_unit_test(test_jsonl_keeps_the_id_of_a_bad_line),
         cmocka_unit_test(test_jsonl_refuses_bad_values),

@@ -57,6 +57,8 @@ static mr_request ended_request(void)
         .params = {.n = 1, .max_tokens = 16},
         .usage = {.prompt_tokens = 7,
                   .completion_tokens = 5,
+                  .longest_choice = 3,
+                  .preemptions = 2,
                   .cached_tokens = 2,
                   .arrived_ns = 1000 * MS,
                   .scheduled_ns = 1500 * MS,
@@ -82,6 +84,8 @@ static void test_metrics_of_a_completed_request(void **state)
     assert_sum(&metrics, MR_MEASURE_GENERATED_TOKENS, 5.0);
     assert_sum(&metrics, MR_MEASURE_PREFILL_TOKENS, 5.0);
     assert_sum(&metrics, MR_MEASURE_MAX_TOKENS, 16.0);
+    assert_sum(&metrics, MR_MEASURE_LONGEST_CHOICE, 3.0);
+    assert_sum(&metrics, MR_MEASURE_PREEMPTIONS, 2.0);
 }
 
 /* A request that was cancelled or failed is not counted as one that took no time. */

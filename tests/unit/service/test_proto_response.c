@@ -11,6 +11,7 @@
 #include "../model/tiny_vocab.h"
 
 #include <math.h>
+#include <stdlib.h>
 
 static mr_tokenizer *tokenizer; /* the ids 0 … 255 are the bytes */
 
@@ -225,6 +226,31 @@ static void test_response_G2_long_prompt_in_parts(void **state)
     close_fixture(&f);
 }
 
+/* What is known before a message is built is less than it has, and not much less. */
+static void test_response_least_bytes_G4(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_token_event *event = calloc(1, sizeof(*event) + 2 * sizeof(event->top[0]));
+    assert_non_null(event);
+    *event = (mr_token_event){.token = 'a', .n_top = 2, .matched_token = MR_NO_TOKEN, SHOWN};
+    event->top[0] = (mr_alternative){.token = 'a', .logprob = -1.0f};
+    event->top[1] = (mr_alternative){.token = 'b', .logprob = -2.0f};
+    open_fixture(&f, (mr_request_spec){.params = {.n = 2, .logprobs = true, .top_logprobs = 2}},
+                 &(mr_proto_response_options){.whole = true});
+    assert_int_equal(f.response.min_bytes, 0);
+    for (uint32_t i = 0; i < 8; i++) {
+        event->choice = (uint16_t)(i % 2);
+        assert_int_equal(mr_proto_response_add(&f.response, event, NULL), MR_OK);
+    }
+    /* Three entries a token: a tag, a length and at least the one byte of text. */
+    assert_int_equal(f.response.min_bytes, 8 * 3 * 3);
+    build(&f);
+    assert_true(millrace__v1__generate_response__get_packed_size(f.message) > 8 * 3 * 3);
+    free(event);
+    close_fixture(&f);
+}
+
 static void test_response_whole_is_one_message(void **state)
 {
     (void)state;
@@ -259,6 +285,7 @@ int main(void)
         cmocka_unit_test(test_response_T1_holds_text_back_and_names_the_stop),
         cmocka_unit_test(test_response_cumulative_logprobs),
         cmocka_unit_test(test_response_G2_long_prompt_in_parts),
+        cmocka_unit_test(test_response_least_bytes_G4),
         cmocka_unit_test(test_response_whole_is_one_message),
         cmocka_unit_test(test_response_prompt_scored_in_part),
     };

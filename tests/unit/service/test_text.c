@@ -71,6 +71,73 @@ static void test_text_S1_split_characters_stay_whole(void **state)
     stream_bytes("\xF0\x9F\x8D", 3, false, "");
 }
 
+/* SentencePiece's tokens of one byte: a character that is no token comes as its bytes. */
+static void test_text_S1_byte_fallback_gives_whole_characters(void **state)
+{
+    (void)state;
+    static char names[256][8];
+    static mr_bytes tokens[258];
+    static uint8_t kinds[258];
+    static float scores[258];
+    for (unsigned byte = 0; byte < 256; byte++) {
+        (void)snprintf(names[byte], sizeof(names[byte]), "<0x%02X>", byte);
+        tokens[byte] = (mr_bytes){.data = (const uint8_t *)names[byte], .size = 6};
+    }
+    tokens[256] = (mr_bytes){.data = (const uint8_t *)"\xE2\x96\x81", .size = 3};
+    tokens[257] = (mr_bytes){.data = (const uint8_t *)"a", .size = 1};
+    static const mr_bytes space = {.data = (const uint8_t *)" ", .size = 1};
+    const mr_tokenizer_spec spec = {
+        .model = "llama",
+        .tokens = tokens,
+        .kinds = kinds,
+        .n_tokens = 258,
+        .scores = scores,
+        .byte_fallback = true,
+        .normalizer = {{.kind = MR_TEXT_PREPEND, .to = tokens[256]},
+                       {.kind = MR_TEXT_REPLACE, .from = space, .to = tokens[256]}},
+        .n_normalizer = 2,
+        .decode = {{.kind = MR_TEXT_REPLACE, .from = tokens[256], .to = space}},
+        .n_decode = 1,
+        .decode_strip = 1,
+        .bos_id = UINT32_MAX,
+        .eos_id = UINT32_MAX,
+    };
+    mr_tokenizer *fallback = NULL;
+    assert_int_equal(mr_tokenizer_create(&spec, &fallback, NULL), MR_OK);
+    static const char text[] = "a \xF0\x9F\x8D\x81\xC3\xA9"; /* a, space, U+1F341, é */
+    static const uint32_t expected[] = {256, 257, 256, 0xF0, 0x9F, 0x8D, 0x81, 0xC3, 0xA9};
+    const mr_encode_options options = {0};
+    mr_ids ids = {0};
+    assert_int_equal(mr_tokenizer_encode(fallback, text, strlen(text), &options, &ids, NULL),
+                     MR_OK);
+    assert_int_equal(ids.count, 9);
+    assert_memory_equal(ids.data, expected, sizeof(expected));
+    mr_text_stream stream;
+    mr_text_stream_init(&stream, fallback, false);
+    static const char *const deltas[] = {" ", "a",       " ", "", "", "", "\xF0\x9F\x8D\x81",
+                                         "",  "\xC3\xA9"};
+    for (size_t i = 0; i < ids.count; i++) {
+        mr_buffer delta = {0};
+        assert_int_equal(mr_text_stream_push(&stream, ids.data[i]), MR_OK);
+        assert_int_equal(mr_text_stream_take(&stream, UINT64_MAX, false, &delta), MR_OK);
+        assert_int_equal(delta.size, strlen(deltas[i]));
+        if (delta.size > 0) {
+            assert_memory_equal(delta.data, deltas[i], delta.size);
+        }
+        mr_buffer_deinit(&delta);
+    }
+    /* As a whole text the prefix is gone. */
+    mr_buffer whole = {0};
+    assert_int_equal(mr_tokenizer_decode(fallback, ids.data, ids.count, false, &whole, NULL),
+                     MR_OK);
+    assert_int_equal(whole.size, strlen(text));
+    assert_memory_equal(whole.data, text, whole.size);
+    mr_buffer_deinit(&whole);
+    mr_text_stream_deinit(&stream);
+    mr_ids_deinit(&ids);
+    mr_tokenizer_destroy(fallback);
+}
+
 static void test_text_S1_only_invalid_bytes_are_replaced(void **state)
 {
     (void)state;
@@ -186,6 +253,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_text_S1_split_characters_stay_whole),
+        cmocka_unit_test(test_text_S1_byte_fallback_gives_whole_characters),
         cmocka_unit_test(test_text_S1_only_invalid_bytes_are_replaced),
         cmocka_unit_test(test_text_S3_flush_keeps_the_head),
         cmocka_unit_test(test_text_special_tokens),

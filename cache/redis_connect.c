@@ -1,0 +1,82 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "cache/redis_connect.h"
+
+#include <fcntl.h>
+#include <hiredis.h>
+#include <inttypes.h>
+#include <stdio.h>
+#include <string.h>
+
+#define TIMEOUT_S 1
+
+/* One command of the greeting; `what` names it, since its arguments may be secret. */
+static mr_status ask(redisContext *redis, const char *what, int argc, const char **argv,
+                     mr_error *err)
+{
+    redisReply *reply = redisCommandArgv(redis, argc, argv, NULL);
+    if (reply == NULL) {
+        return mr_fail(err, MR_UNAVAILABLE, "%s: %s", what, redis->errstr);
+    }
+    mr_status status = MR_OK;
+    if (reply->type == REDIS_REPLY_ERROR) {
+        status = mr_fail(err, MR_UNAVAILABLE, "%s: %.200s", what, reply->str);
+    }
+    freeReplyObject(reply);
+    return status;
+}
+
+static mr_status greet(redisContext *redis, const mr_redis_url *url, mr_error *err)
+{
+    if (url->password[0] != '\0' && url->user[0] != '\0') {
+        const char *args[] = {"AUTH", url->user, url->password};
+        MR_TRY(ask(redis, "AUTH", 3, args, err));
+    } else if (url->password[0] != '\0') {
+        const char *args[] = {"AUTH", url->password};
+        MR_TRY(ask(redis, "AUTH", 2, args, err));
+    }
+    if (url->db != 0) {
+        char db[16];
+        snprintf(db, sizeof(db), "%" PRIu32, url->db);
+        const char *args[] = {"SELECT", db};
+        MR_TRY(ask(redis, "SELECT", 2, args, err));
+    }
+    const char *ping[] = {"PING"};
+    return ask(redis, "PING", 1, ping, err);
+}
+
+static mr_status prepare(redisContext *redis, const mr_redis_url *url, mr_error *err)
+{
+    const struct timeval limit = {.tv_sec = TIMEOUT_S};
+    if (redis->err != 0) {
+        return mr_fail(err, MR_UNAVAILABLE, "connect: %s", redis->errstr);
+    }
+    if (redisSetTimeout(redis, limit) != REDIS_OK) {
+        return mr_fail(err, MR_UNAVAILABLE, "timeouts: %s", redis->errstr);
+    }
+    (void)fcntl(redis->fd, F_SETFD, FD_CLOEXEC);
+    MR_TRY(greet(redis, url, err));
+    /* hiredis connects and greets simply when it may block; from here on poll() says when. */
+    const int flags = fcntl(redis->fd, F_GETFL);
+    if (flags < 0 || fcntl(redis->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
+        return mr_fail(err, MR_UNAVAILABLE, "the system refuses a non-blocking socket");
+    }
+    redis->flags &= ~REDIS_BLOCK;
+    return MR_OK;
+}
+
+mr_status mr_redis_connect(const mr_redis_url *url, redisContext **out, mr_error *err)
+{
+    const struct timeval limit = {.tv_sec = TIMEOUT_S};
+    redisContext *redis = url->is_socket ? redisConnectUnixWithTimeout(url->host, limit)
+                                         : redisConnectWithTimeout(url->host, url->port, limit);
+    if (redis == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a connection to Redis");
+    }
+    const mr_status status = prepare(redis, url, err);
+    if (status != MR_OK) {
+        redisFree(redis);
+        return status;
+    }
+    *out = redis;
+    return MR_OK;
+}

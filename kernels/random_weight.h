@@ -1,0 +1,39 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Weights made of nothing (load_format: random). Every element is a pure function of seed, stream
+ * and index, so any thread, rank or device makes its own part:
+ *
+ *   word i % 4 of Philox(counter = {i / 4 low, i / 4 high, MR_DRAW_WEIGHT, stream}, key = seed)
+ *   has two elements: its low 16 bits element 2 · i, its high 16 bits element 2 · i + 1
+ *   16 bits b stand for the normal quantile of ((b mod 2^15) + 1/2) / 2^16 + 1/2, negative if the
+ *   top bit is set, times MR_RANDOM_DEVIATION, plus the mean, rounded once to the weight's type
+ */
+#ifndef MILLRACE_KERNELS_RANDOM_WEIGHT_H
+#define MILLRACE_KERNELS_RANDOM_WEIGHT_H
+
+#include "base/status.h"
+#include "kernels/dtype.h"
+#include "kernels/plan.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+/* Whether elements of this type can be made: F32, F16, BF16. */
+bool mr_random_weight_has(mr_dtype dtype);
+
+/* Quantiles as a table, for whoever makes many elements. Read-only once made. */
+typedef struct mr_random_table mr_random_table;
+
+/* For weights of this type and mean. RESOURCE_EXHAUSTED. */
+MR_MUST_USE mr_status mr_random_table_create(mr_dtype dtype, float mean, mr_random_table **out);
+void mr_random_table_destroy(mr_random_table *table);
+
+/* Writes elements [first, first + count) of the weight, row after row, to out, which needs no
+ * alignment. Any thread. */
+void mr_random_weight_fill(const mr_random_table *table, const mr_plan_weight *weight,
+                           uint64_t first, uint64_t count, void *out);
+
+/* The p-quantile of the normal distribution, 0 < p < 1, to 1e-9. */
+double mr_normal_quantile(double p);
+
+#endif

@@ -1,0 +1,85 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/models_docs.h"
+
+#include "kernels/dtype.h"
+#include "model/arch.h"
+#include "model/hf_rope.h"
+
+static const char head[] =
+    "<!-- Written by `millrace inspect --supported` from model/arch.c; change that. -->\n"
+    "# Models\n"
+    "\n"
+    "`--model` takes a GGUF file or a Hugging Face model directory. What is not listed here is "
+    "refused by name when it is opened: no model runs as something that it is not.\n"
+    "\n"
+    "## Architectures\n"
+    "\n"
+    "| architecture | class in a directory | GGUF | directory | models, and what is special |\n"
+    "|---|---|---|---|---|\n";
+
+static const char files[] =
+    "\n"
+    "GGUF names an architecture in `general.architecture`, a directory in `model_type` of its "
+    "`config.json`.\n"
+    "\n"
+    "## Files of a directory\n"
+    "\n"
+    "| file | |\n"
+    "|---|---|\n"
+    "| `config.json` | needed: the shape of the network |\n"
+    "| `model.safetensors`, or `model.safetensors.index.json` and the shards it names | needed, "
+    "unless `load_format` is `random` |\n"
+    "| `generation_config.json` | ends of sequence, added to those of `config.json`; temperature, "
+    "top_p, top_k, min_p and repetition_penalty of requests that leave them out |\n"
+    "\n"
+    "Every tensor of a checkpoint is used, or named in a warning when the model is opened. A "
+    "directory without a tokenizer serves token ids: text is answered with FAILED_PRECONDITION.\n"
+    "\n"
+    "## Types of weights\n"
+    "\n";
+
+static const char rope[] =
+    "\n"
+    "## Rotary positions\n"
+    "\n"
+    "`rope_parameters`, or `rope_scaling` with `type` or `rope_type`. A key that the type does not "
+    "have is an error when the model is opened, for it could change what is computed.\n"
+    "\n"
+    "| type | keys |\n"
+    "|---|---|\n";
+
+static const char lengths[] =
+    "\n"
+    "The frequencies of `dynamic` and `longrope` follow the length of a sequence. Here they go by "
+    "the length of its **prompt**, and stay as they are while it grows: see "
+    "[decisions/0007](decisions/0007-rotary-positions-that-follow-a-length.md).\n"
+    "\n"
+    "## Weights made of nothing\n"
+    "\n"
+    "`load_format: random` makes the weights of a directory that has only a `config.json`, from "
+    "`random_seed`, in the type that `dtype` (or `torch_dtype`) names: float32, float16 or "
+    "bfloat16, the default. Elements are normal(0, 0.02), those of norm gains around 1. The same "
+    "seed gives the same weights on every machine and with any number of threads. For measuring: "
+    "such a model says nothing.\n";
+
+mr_status mr_models_markdown(mr_buffer *out)
+{
+    MR_TRY(mr_buffer_printf(out, "%s", head));
+    for (size_t i = 0; i < mr_arch_count(); i++) {
+        const mr_arch *arch = mr_arch_at(i);
+        MR_TRY(mr_buffer_printf(out, "| `%s` | `%s` | %s | %s | %s |\n", arch->name,
+                                arch->hf != NULL ? arch->hf->class_name : "-",
+                                arch->read_gguf != NULL ? "yes" : "no",
+                                arch->hf != NULL ? "yes" : "no", arch->about));
+    }
+    MR_TRY(mr_buffer_printf(
+        out, "%sF32, F16 and BF16 in safetensors files. In GGUF files " MR_DTYPE_NAMES ".\n",
+        files));
+    MR_TRY(mr_buffer_printf(out, "%s", rope));
+    const char *name;
+    const char *keys;
+    for (size_t i = 0; mr_hf_rope_type(i, &name, &keys); i++) {
+        MR_TRY(mr_buffer_printf(out, "| `%s` | %s |\n", name, keys[0] != '\0' ? keys : "none"));
+    }
+    return mr_buffer_printf(out, "%s", lengths);
+}

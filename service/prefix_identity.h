@@ -1,0 +1,58 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * Where prefix caching begins: the roots of requests, from what this replica serves and who asks.
+ *
+ *   generation 0   a random number stands for the model: good for this process, from READY on
+ *   generation 1   the model's digest, once a thread of its own has read all weights: replicas that
+ *                  serve the same model with the same secret have the same roots
+ *
+ * The change drops what was cached until then (docs/decisions/0002). Roots are made on any thread.
+ */
+#ifndef MILLRACE_SERVICE_PREFIX_IDENTITY_H
+#define MILLRACE_SERVICE_PREFIX_IDENTITY_H
+
+#include "base/status.h"
+#include "cache/prefix_hash.h"
+#include "kernels/backend.h"
+#include "model/model.h"
+#include "scheduler/engine.h"
+#include "service/config.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#define MR_DEFAULT_TENANT "default"
+
+/* Bytes of a client's salt. */
+#define MR_MAX_CACHE_SALT 256u
+
+typedef struct mr_prefix_identity mr_prefix_identity;
+
+/* All borrowed until destroy but for the plan. */
+typedef struct mr_prefix_identity_options {
+    const mr_config *config; /* finished */
+    const mr_model *model;
+    const mr_plan *plan;
+    const mr_backend_info *backend;
+    mr_engine *engine;
+} mr_prefix_identity_options;
+
+/* RESOURCE_EXHAUSTED, INTERNAL (no random bytes). Gives the identity, in generation 0. */
+MR_MUST_USE mr_status mr_prefix_identity_create(const mr_prefix_identity_options *options,
+                                                mr_prefix_identity **out, mr_error *err);
+/* Ends the thread, if it runs. */
+void mr_prefix_identity_destroy(mr_prefix_identity *identity);
+
+/* Starts the thread that reads the weights, once; logs what it found. */
+void mr_prefix_identity_start(mr_prefix_identity *identity);
+
+/* The root for a request of `tenant` (not empty) with a client's salt ([0]: none). */
+void mr_prefix_identity_root(mr_prefix_identity *identity, const char *tenant, const void *salt,
+                             size_t salt_bytes, mr_prefix_root *out);
+
+/* True when other replicas can come to have the same roots: the secret was given. */
+bool mr_prefix_identity_shareable(const mr_prefix_identity *identity);
+/* 0 or 1. */
+uint32_t mr_prefix_identity_generation(mr_prefix_identity *identity);
+
+#endif

@@ -1,0 +1,130 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/tenant_table.h"
+
+#include "base/checked.h"
+
+#include <inttypes.h>
+#include <stdlib.h>
+#include <string.h>
+
+static mr_tenant_table *new_table(void)
+{
+    mr_tenant_table *table = mr_calloc(1, sizeof(*table));
+    if (table != NULL) {
+        mr_refs_init(&table->refs, 1);
+    }
+    return table;
+}
+
+void mr_tenant_table_unref(mr_tenant_table *table)
+{
+    if (table != NULL && mr_refs_put(&table->refs)) {
+        free(table);
+    }
+}
+
+mr_status mr_tenant_place_init(mr_tenant_place *place, const mr_tenants *tenants, mr_error *err)
+{
+    pthread_mutex_init(&place->mutex, NULL);
+    place->table = new_table();
+    if (place->table == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the tenants");
+    }
+    place->table->tenants = *tenants;
+    return MR_OK;
+}
+
+void mr_tenant_place_deinit(mr_tenant_place *place)
+{
+    mr_tenant_table_unref(place->table);
+    pthread_mutex_destroy(&place->mutex);
+}
+
+mr_tenant_table *mr_tenant_place_get(mr_tenant_place *place)
+{
+    pthread_mutex_lock(&place->mutex);
+    mr_tenant_table *table = place->table;
+    mr_refs_get(&table->refs);
+    pthread_mutex_unlock(&place->mutex);
+    return table;
+}
+
+static mr_tenant *find_name(mr_tenants *tenants, const char *name)
+{
+    for (uint32_t i = 0; i < tenants->count; i++) {
+        if (strcmp(tenants->items[i].name, name) == 0) {
+            return &tenants->items[i];
+        }
+    }
+    return NULL;
+}
+
+/* A place of its own, or that of a tenant that is gone; NULL: there is none. */
+static mr_tenant *find_place(mr_tenants *tenants)
+{
+    if (tenants->count < MR_MAX_TENANTS) {
+        return &tenants->items[tenants->count++];
+    }
+    for (uint32_t i = 0; i < tenants->count; i++) {
+        if (tenants->items[i].n_keys == 0) {
+            return &tenants->items[i];
+        }
+    }
+    return NULL;
+}
+
+/* `into` holds the tenants before; those that stay keep their places. */
+static mr_status merge(const mr_tenants *tenants, mr_tenants *into, mr_error *err)
+{
+    for (uint32_t i = 0; i < into->count; i++) {
+        into->items[i].n_keys = 0;
+    }
+    for (uint32_t i = 0; i < tenants->count; i++) {
+        mr_tenant *place = find_name(into, tenants->items[i].name);
+        if (place != NULL) {
+            *place = tenants->items[i];
+        }
+    }
+    for (uint32_t i = 0; i < tenants->count; i++) {
+        const mr_tenant *known = find_name(into, tenants->items[i].name);
+        if (known != NULL) {
+            continue;
+        }
+        mr_tenant *place = find_place(into);
+        if (place == NULL) {
+            return mr_fail(err, MR_FAILED_PRECONDITION, "there are more than %d tenants",
+                           MR_MAX_TENANTS);
+        }
+        *place = tenants->items[i];
+    }
+    return MR_OK;
+}
+
+mr_status mr_tenant_place_replace(mr_tenant_place *place, const mr_tenants *tenants, mr_error *err)
+{
+    mr_tenant_table *old = mr_tenant_place_get(place);
+    mr_tenant_table *table = new_table();
+    mr_status status = MR_OK;
+    if (table == NULL) {
+        status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the tenants");
+    } else if (old->tenants.count > 0 && tenants->count == 0) {
+        status = mr_fail(err, MR_FAILED_PRECONDITION,
+                         "no tenants are left, which would open the server to everybody: start it "
+                         "anew if that is meant");
+    } else {
+        table->tenants = old->tenants;
+        status = merge(tenants, &table->tenants, err);
+    }
+    if (status != MR_OK) {
+        mr_tenant_table_unref(table);
+        mr_tenant_table_unref(old);
+        return status;
+    }
+    pthread_mutex_lock(&place->mutex);
+    mr_tenant_table *before = place->table;
+    place->table = table;
+    pthread_mutex_unlock(&place->mutex);
+    mr_tenant_table_unref(before);
+    mr_tenant_table_unref(old);
+    return MR_OK;
+}

@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face model directories on the command line and over gRPC: ids in, ids out."""
+import json
+import os
+import pathlib
+import shutil
+import subprocess
+
+import grpc
+import pytest
+
+from serving import CALL_S, Server, failure, generate, greedy
+from stubs import REPOSITORY, pb
+
+DATA = REPOSITORY / "tests" / "data"
+REFERENCE = pathlib.Path(os.environ.get("MILLRACE_REFERENCE", REPOSITORY.parent / "shared" / "reference"))
+SMALL = ["mistral-window", "opt", "phi3-longrope", "qwen3"]  # in tests/data
+REFUSED = {"cohere": "cohere", "gemma2": "gemma2", "gemma3": "gemma3_text", "gpt-neox": "gpt_neox", "gpt2": "gpt2",
+           "mixtral": "mixtral", "qwen3-moe": "qwen3_moe", "stablelm": "stablelm", "starcoder2": "starcoder2"}
+
+
+def run(binary, *arguments, stdin=None):
+    return subprocess.run([binary, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=600)
+
+
+def output(binary, *arguments, stdin=None):
+    done = run(binary, *arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def bare_copy(name, to):
+    """A model of tests/data without what is no part of it."""
+    for file in ("config.json", "generation_config.json", "model.safetensors"):
+        shutil.copy(DATA / "architectures" / name / file, to)
+    return to
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_greedy_tokens_of_a_directory(millrace_bin, name):
+    expected = json.loads((DATA / "architectures" / name / "expected.json").read_text())
+    asked = json.dumps({"prompt_ids": expected["prompt_ids"], "temperature": 0, "max_tokens": 24, "ignore_eos": True})
+    got = json.loads(output(millrace_bin, "generate", "--model", DATA / "architectures" / name, "--set", "compute=f32",
+                            "--jsonl", stdin=asked))
+    certain = expected["first_gap_below_0.02"] or 24
+    assert got["token_ids"][:certain] == expected["greedy_ids"][:certain]
+    assert got["text"] == "" and got["finish_reason"] == "length" and got["completion_tokens"] == 24
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_other_architectures_are_refused_by_name(millrace_bin, name):
+    if not (REFERENCE / "architectures" / name).exists():
+        pytest.skip("MILLRACE_REFERENCE has no such model")
+    done = run(millrace_bin, "inspect", REFERENCE / "architectures" / name)
+    assert done.returncode == 1
+    assert f"architecture '{REFUSED[name]}' (model_type) is not supported" in done.stderr
+
+
+@pytest.mark.parametrize("settings, tolerance", [(["compute=f32"], 1e-5), ([], 1e-3)])
+def test_score_of_a_real_model_in_bf16(millrace_bin, settings, tolerance):
+    model = REFERENCE / "smollm2-draft-16m-bf16"
+    if not model.exists():
+        pytest.skip("MILLRACE_REFERENCE has no smollm2-draft-16m-bf16")
+    options = [word for setting in settings for word in ("--set", setting)]
+    got = json.loads(output(millrace_bin, "score", "--model", model, "--ids", DATA / "perplexity_persuasion.json",
+                            "--json", *options))
+    assert got["perplexity"] == pytest.approx(116.508, rel=tolerance)
+
+
+def test_inspect_tells_the_rope_in_effect_R1(millrace_bin):
+    got = json.loads(output(millrace_bin, "inspect", DATA / "architectures" / "phi3-longrope", "--json"))
+    assert got["format"] == "safetensors" and got["architecture"] == "phi3" and got["quantization"] == "BF16"
+    assert got["rope"]["type"] == "longrope" and len(got["rope"]["inv_freq"]) == 8
+    assert got["rope"]["follows_length"] == {"rule": "prompt above", "tokens": 32}
+    assert got["rope"]["attention_factor"] == pytest.approx(1.2649110640673518)  # sqrt(1 + ln 8 / ln 32)
+    assert {"name": "lm_head.weight", "type": "BF16", "shape": [384, 64], "bytes": 49152} in got["tensors"]
+
+
+def test_text_without_a_tokenizer_says_what_is_missing(millrace_bin, tmp_path):
+    model = bare_copy("opt", tmp_path)
+    done = run(millrace_bin, "generate", "--model", model, "--jsonl", stdin='{"prompt": "Hello"}')
+    error = json.loads(done.stdout)["error"]
+    assert error["code"] == "FAILED_PRECONDITION" and "no tokenizer" in error["message"]
+    done = run(millrace_bin, "tokenize", "--model", model, "--jsonl", stdin='{"text": "Hello"}')
+    assert done.returncode == 1 and "no tokenizer" in done.stderr
+
+
+def test_ids_over_grpc(millrace_bin, tmp_path):
+    expected = json.loads((DATA / "architectures" / "qwen3" / "expected.json").read_text())
+    with Server(millrace_bin, bare_copy("qwen3", tmp_path), "compute=f32") as server:
+        got = generate(server.stub, greedy(24, tokens={"ids": expected["prompt_ids"]}))
+        assert got.ids == expected["greedy_ids"] and got.text == ""
+        model = server.stub.GetModel(pb.GetModelRequest(), timeout=CALL_S).model
+        assert model.architecture == "qwen3" and model.rope == "default" and list(model.eos_token_ids) == [2]
+        error = failure(server.stub.Generate, greedy(text="Hello"))
+        assert error.code() == grpc.StatusCode.FAILED_PRECONDITION and "no tokenizer" in error.details()
+
+
+CONFIG = {"model_type": "llama", "hidden_size": 64, "intermediate_size": 128, "num_hidden_layers": 2,
+          "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 512, "max_position_embeddings": 128,
+          "torch_dtype": "float16"}
+
+
+def draw(binary, model, *settings):
+    options = [word for setting in settings for word in ("--set", setting)]
+    asked = json.dumps({"prompt_ids": [5, 6, 7], "temperature": 0, "max_tokens": 16})
+    return json.loads(output(binary, "generate", "--model", model, "--jsonl", *options, stdin=asked))["token_ids"]
+
+
+def test_random_weights_are_their_seed(millrace_bin, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    first = draw(millrace_bin, tmp_path, "load_format=random", "random_seed=9007199254740991", "threads=1")
+    assert len(first) == 16
+    assert draw(millrace_bin, tmp_path, "load_format=random", "random_seed=9007199254740991", "threads=3") == first
+    assert draw(millrace_bin, tmp_path, "load_format=random") != first
+    about = json.loads(output(millrace_bin, "inspect", tmp_path, "--json", "--set", "load_format=random"))
+    assert about["format"] == "random" and about["quantization"] == "F16" and about["tensors"] == []
+
+
+def test_what_a_request_leaves_out_is_the_models_own(millrace_bin, tmp_path):
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"temperature": 0.7, "top_k": 3, "top_p": 0.9}))
+    rows = [{}, {"temperature": 0.7, "top_k": 3, "top_p": 0.9, "min_p": 0}, {"temperature": 1, "top_k": 0, "top_p": 1}]
+    asked = "".join(json.dumps({"prompt_ids": [5, 6, 7], "max_tokens": 24, "seed": 1, **row}) + "\n" for row in rows)
+    got = output(millrace_bin, "generate", "--model", tmp_path, "--set", "load_format=random", "--jsonl", stdin=asked)
+    drawn = [json.loads(line)["token_ids"] for line in got.splitlines()]
+    assert drawn[0] == drawn[1] and drawn[0] != drawn[2]
+
+
+def test_mistakes_with_directories_name_the_way_out(millrace_bin, tmp_path):
+    done = run(millrace_bin, "inspect", tmp_path)
+    assert done.returncode == 1 and "no config.json" in done.stderr
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    done = run(millrace_bin, "inspect", tmp_path)
+    assert done.returncode == 1 and "load_format" in done.stderr and "model.safetensors" in done.stderr
+    done = run(millrace_bin, "inspect", tmp_path, "--set", "random_seed=1")
+    assert done.returncode == 2 and "random_seed cannot act" in done.stderr

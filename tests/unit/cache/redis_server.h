@@ -1,0 +1,30 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* A redis-server of a test's own, on a socket in a folder that goes with it. */
+#ifndef MILLRACE_TESTS_REDIS_SERVER_H
+#define MILLRACE_TESTS_REDIS_SERVER_H
+
+#include <stdbool.h>
+#include <sys/types.h>
+
+typedef struct redis_server {
+    char folder[64];
+    char socket[96];
+    char url[128];
+    const char *password; /* NULL: none */
+    pid_t pid;            /* 0: not running */
+} redis_server;
+
+/* False when there is no redis-server to start. Fails the test when it does not answer. */
+bool redis_server_start(redis_server *server, const char *password);
+/* SIGKILL, and the same again behind the same socket. */
+void redis_server_kill(redis_server *server);
+void redis_server_restart(redis_server *server);
+/* Kills it and removes the folder. */
+void redis_server_end(redis_server *server);
+
+/* Runs one command with up to three arguments and gives its reply as text: integers and strings as
+ * they are, "" for nil, an array's elements with a space between. */
+const char *redis_server_ask(const redis_server *server, const char *name, const char *first,
+                             const char *second, const char *third);
+
+#endif

@@ -1,0 +1,361 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Model directories: config.json, generation_config.json, shards, and what is refused. */
+#include "model/checkpoint.h"
+#include "model/model.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#include "../base/temp_dir.h"
+#include "safetensors_writer.h"
+
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define INDEX "model.safetensors.index.json"
+
+#define SHAPE                                                                                      \
+    "\"hidden_size\":8,\"intermediate_size\":16,\"num_hidden_layers\":2,"                          \
+    "\"num_attention_heads\":2,\"vocab_size\":32,\"max_position_embeddings\":64"
+#define LLAMA "\"model_type\":\"llama\"," SHAPE
+#define OPT                                                                                        \
+    "\"model_type\":\"opt\",\"hidden_size\":8,\"ffn_dim\":16,\"num_hidden_layers\":2,"             \
+    "\"num_attention_heads\":2,\"vocab_size\":32,\"max_position_embeddings\":64"
+
+/* ---- configurations, with weights made of nothing ---- */
+
+/* Opens a directory of this config.json and, unless it is NULL, generation_config.json. */
+static mr_status open_config(const char *config, const char *generation, mr_model **out,
+                             mr_error *err)
+{
+    const temp_dir dir = temp_dir_make();
+    *err = (mr_error){0};
+    temp_dir_write(&dir, "config.json", config);
+    if (generation != NULL) {
+        temp_dir_write(&dir, "generation_config.json", generation);
+    }
+    const mr_status status = mr_model_open_random(dir.path, 1, out, err);
+    temp_dir_remove(&dir);
+    return status;
+}
+
+static mr_model *accepted(const char *config, const char *generation)
+{
+    mr_model *model = NULL;
+    mr_error err;
+    if (open_config(config, generation, &model, &err) != MR_OK) {
+        fail_msg("refused: %s", err.message);
+    }
+    return model;
+}
+
+static void refused(const char *config, mr_status status, const char *words)
+{
+    mr_model *model = NULL;
+    mr_error err;
+    const mr_status found = open_config(config, NULL, &model, &err);
+    if (found != status || strstr(err.message, words) == NULL) {
+        fail_msg("%s: status %d, \"%s\" lacks \"%s\"", config, found, err.message, words);
+    }
+    assert_null(model);
+}
+
+static void test_defaults_are_those_of_the_classes(void **state)
+{
+    (void)state;
+    mr_model *model = accepted("{" LLAMA "}", NULL);
+    const mr_model_config *c = mr_model_config_get(model);
+    assert_int_equal(c->kv_heads, 2);
+    assert_int_equal(c->head_width, 4);
+    assert_true(c->norm_epsilon == 1e-6f);
+    assert_true(c->rope_theta == 10000.0f);
+    assert_false(c->tied);
+    assert_int_equal(c->window, 0);
+    assert_int_equal(c->qkv_bias, MR_BIAS_NONE);
+    assert_int_equal(c->n_eos, 0);
+    assert_string_equal(c->quantization, "BF16");
+    assert_string_equal(mr_model_format(model), "random");
+    assert_null(mr_model_tokenizer(model));
+    /* embedding and head, 2 layers of 4 attention and 3 FFN matrices and 2 norms, a norm */
+    assert_int_equal(c->parameters, 2 * 32 * 8 + 2 * (4 * 64 + 3 * 128 + 2 * 8) + 8);
+    assert_int_equal(mr_model_tensor_count(model), 0);
+    mr_model_close(model);
+}
+
+static void test_ends_T5_are_the_union(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config;
+        const char *generation;
+        uint32_t ends[3];
+        uint32_t count;
+    } cases[] = {
+        {"{" LLAMA ",\"eos_token_id\":2}", NULL, {2}, 1},
+        {"{" LLAMA ",\"eos_token_id\":[2,7]}", "{\"eos_token_id\":[7,9]}", {2, 7, 9}, 3},
+        {"{" LLAMA ",\"eos_token_id\":null}", "{\"eos_token_id\":31}", {31}, 1},
+        {"{" LLAMA "}", "{\"temperature\":0.5}", {0}, 0},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        mr_model *model = accepted(cases[i].config, cases[i].generation);
+        const mr_model_config *c = mr_model_config_get(model);
+        assert_int_equal(c->n_eos, cases[i].count);
+        assert_memory_equal(c->eos, cases[i].ends, c->n_eos * sizeof(c->eos[0]));
+        mr_model_close(model);
+    }
+    refused("{" LLAMA ",\"eos_token_id\":32}", MR_DATA_LOSS, "eos_token_id");
+    refused("{" LLAMA ",\"eos_token_id\":\"2\"}", MR_DATA_LOSS, "eos_token_id");
+}
+
+static void test_sampling_of_a_generation_config(void **state)
+{
+    (void)state;
+    mr_model *model = accepted("{" LLAMA "}", "{\"temperature\":0.6,\"top_k\":20,"
+                                              "\"repetition_penalty\":1.05,\"top_p\":null}");
+    const mr_sampling_defaults *own = &mr_model_config_get(model)->sampling;
+    assert_true(own->temperature == 0.6f);
+    assert_true(own->top_k == 20.0f);
+    assert_true(own->repetition_penalty == 1.05f);
+    assert_true(isnan(own->top_p) && isnan(own->min_p));
+    mr_model_close(model);
+    static const char *const bad[] = {"{\"temperature\":-1}", "{\"top_p\":0}", "{\"top_p\":1.5}",
+                                      "{\"min_p\":\"x\"}", "{\"repetition_penalty\":0}"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        mr_error err;
+        model = NULL;
+        assert_int_equal(open_config("{" LLAMA "}", bad[i], &model, &err), MR_DATA_LOSS);
+        assert_non_null(strstr(err.message, "generation_config.json: "));
+        assert_null(model);
+    }
+}
+
+/* The windows of a plan's attention operators, layer after layer. */
+static void assert_windows(const char *config, uint32_t first, uint32_t second)
+{
+    mr_model *model = accepted(config, NULL);
+    mr_plan *plan = NULL;
+    uint32_t windows[2] = {UINT32_MAX, UINT32_MAX};
+    assert_int_equal(mr_model_plan(model, &plan, NULL), MR_OK);
+    assert_int_equal(mr_plan_check(plan, NULL), MR_OK);
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        if (plan->ops[i].kind == MR_OP_ATTENTION) {
+            windows[plan->ops[i].attention.layer] = plan->ops[i].attention.window;
+        }
+    }
+    assert_int_equal(windows[0], first);
+    assert_int_equal(windows[1], second);
+    mr_plan_destroy(plan);
+    mr_model_close(model);
+}
+
+#define MISTRAL "\"model_type\":\"mistral\"," SHAPE
+#define QWEN    "\"model_type\":\"qwen2\"," SHAPE ",\"sliding_window\":9"
+
+static void test_windows(void **state)
+{
+    (void)state;
+    assert_windows("{" MISTRAL "}", 4096, 4096);
+    assert_windows("{" MISTRAL ",\"sliding_window\":null}", 0, 0);
+    assert_windows("{" MISTRAL ",\"sliding_window\":5}", 5, 5);
+    assert_windows("{" LLAMA ",\"sliding_window\":5}", 0, 0);
+    assert_windows("{" QWEN "}", 0, 0);
+    assert_windows("{" QWEN ",\"use_sliding_window\":true}", 0, 0); /* layers from 28 on */
+    assert_windows("{" QWEN ",\"use_sliding_window\":true,\"max_window_layers\":1}", 0, 9);
+    assert_windows("{" QWEN ",\"use_sliding_window\":true,"
+                   "\"layer_types\":[\"sliding_attention\",\"full_attention\"]}",
+                   9, 0);
+    refused("{" QWEN ",\"use_sliding_window\":true,\"layer_types\":[\"full_attention\"]}",
+            MR_DATA_LOSS, "layer_types");
+    refused("{" QWEN ",\"use_sliding_window\":true,"
+            "\"layer_types\":[\"full_attention\",\"chunked_attention\"]}",
+            MR_UNIMPLEMENTED, "'chunked_attention' for layer 1");
+}
+
+static void test_what_is_not_supported_is_refused_by_name(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config;
+        const char *words;
+    } cases[] = {
+        {"{\"model_type\":\"mixtral\"," SHAPE "}", "architecture 'mixtral' (model_type)"},
+        {"{" SHAPE "}", "architecture '' (model_type)"},
+        {"{" LLAMA ",\"architectures\":[\"LlamaForSequenceClassification\"]}",
+         "LlamaForSequenceClassification"},
+        {"{" LLAMA ",\"hidden_act\":\"gelu\"}", "hidden_act 'gelu'"},
+        {"{" LLAMA ",\"quantization_config\":{\"quant_method\":\"hqq\"}}", "'hqq'"},
+        {"{" LLAMA ",\"torch_dtype\":\"float8_e4m3fn\"}", "'float8_e4m3fn'"},
+        {"{" OPT ",\"do_layer_norm_before\":false}", "'do_layer_norm_before' false"},
+        {"{" OPT ",\"word_embed_proj_dim\":4}", "word_embed_proj_dim 4"},
+        {"{" OPT ",\"activation_function\":\"gelu\"}", "activation_function 'gelu'"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        refused(cases[i].config, MR_UNIMPLEMENTED, cases[i].words);
+    }
+}
+
+static void test_configurations_that_cannot_be(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config;
+        const char *words;
+    } cases[] = {
+        {"{", "config.json, line"},
+        {"[]", "no JSON object"},
+        {"{" LLAMA ",\"vocab_size\":32}", "duplicate"},
+        {"{\"model_type\":\"llama\"}", "'num_hidden_layers' is missing"},
+        {"{" LLAMA ",\"num_key_value_heads\":0}", "'num_key_value_heads'"},
+        {"{" LLAMA ",\"num_key_value_heads\":3}", "not a multiple of num_key_value_heads 3"},
+        {"{" LLAMA ",\"head_dim\":3}", "head width of 3"},
+        {"{" LLAMA ",\"head_dim\":\"4\"}", "'head_dim'"},
+        {"{" LLAMA ",\"head_dim\":4.5}", "'head_dim'"},
+        {"{" LLAMA ",\"rms_norm_eps\":0}", "rms_norm_eps"},
+        {"{" LLAMA ",\"tie_word_embeddings\":1}", "'tie_word_embeddings'"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        refused(cases[i].config, MR_DATA_LOSS, cases[i].words);
+    }
+}
+
+/* ---- weights ---- */
+
+static void write_file(const temp_dir *dir, const char *name, const char *header, size_t body)
+{
+    char path[PATH_MAX];
+    safetensors_bytes bytes = safetensors_make(header, body);
+    FILE *file = fopen(temp_dir_join(dir, name, path), "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes.data, 1, bytes.size, file), bytes.size);
+    assert_int_equal(fclose(file), 0);
+    free(bytes.data);
+}
+
+#define TENSOR(name) "{\"" name "\":{\"dtype\":\"I8\",\"shape\":[2],\"data_offsets\":[0,2]}}"
+
+static void assert_checkpoint(const temp_dir *dir, mr_status status, const char *words)
+{
+    mr_checkpoint *checkpoint = NULL;
+    mr_error err = {0};
+    const mr_status found = mr_checkpoint_open(dir->path, &checkpoint, &err);
+    if (found != status || strstr(err.message, words) == NULL) {
+        fail_msg("status %d, \"%s\" lacks \"%s\"", found, err.message, words);
+    }
+    mr_checkpoint_close(checkpoint);
+}
+
+static void test_shards(void **state)
+{
+    (void)state;
+    const temp_dir dir = temp_dir_make();
+    assert_checkpoint(&dir, MR_NOT_FOUND, "neither model.safetensors nor " INDEX);
+    write_file(&dir, "a.safetensors", TENSOR("x"), 2);
+    write_file(&dir, "b.safetensors", TENSOR("y"), 2);
+    temp_dir_write(&dir, INDEX,
+                   "{\"metadata\":{\"total_size\":4},\"weight_map\":{\"x\":\"a.safetensors\","
+                   "\"y\":\"b.safetensors\"}}");
+    mr_checkpoint *checkpoint;
+    mr_error err = {0};
+    assert_int_equal(mr_checkpoint_open(dir.path, &checkpoint, &err), MR_OK);
+    const mr_tensor_table *tensors = mr_checkpoint_tensors(checkpoint);
+    assert_int_equal(tensors->count, 2);
+    const mr_model_tensor *y = mr_tensor_table_find(tensors, "y");
+    assert_non_null(y);
+    assert_int_equal(((const uint8_t *)y->data)[1], 1);
+    mr_checkpoint_release(checkpoint, y->data, y->bytes);
+    assert_int_equal(((const uint8_t *)y->data)[1], 1);
+    mr_checkpoint_close(checkpoint);
+
+    static const struct {
+        const char *index;
+        const char *words;
+    } bad[] = {
+        {"{\"weight_map\":{\"x\":\"a.safetensors\",\"z\":\"b.safetensors\"}}",
+         "'z' is not in b.safetensors"},
+        {"{\"weight_map\":{\"x\":\"b.safetensors\",\"y\":\"a.safetensors\"}}",
+         "'x' is not in b.safetensors"},
+        {"{\"weight_map\":{\"x\":\"../a.safetensors\"}}", "outside the directory"},
+        {"{\"weight_map\":{\"x\":\"/etc/passwd\"}}", "outside the directory"},
+        {"{\"weight_map\":{\"x\":7}}", "weight_map"},
+        {"{\"weight_map\":{}}", "no weight_map"},
+        {"{}", "no weight_map"},
+        {"{\"weight_map\":", INDEX},
+    };
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        temp_dir_write(&dir, INDEX, bad[i].index);
+        assert_checkpoint(&dir, MR_DATA_LOSS, bad[i].words);
+    }
+    temp_dir_write(&dir, INDEX,
+                   "{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"c.safetensors\"}}");
+    assert_checkpoint(&dir, MR_NOT_FOUND, "c.safetensors");
+    write_file(&dir, "c.safetensors", TENSOR("x"), 2);
+    assert_checkpoint(&dir, MR_DATA_LOSS, "'x' is in two shards");
+    write_file(&dir, "c.safetensors", TENSOR("y"), 1);
+    assert_checkpoint(&dir, MR_DATA_LOSS, "c.safetensors: tensor 'y'");
+    temp_dir_remove(&dir);
+}
+
+/* A checkpoint that lacks a tensor, or has it in another shape or type. */
+static void test_tensors_against_the_configuration(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *header;
+        size_t body;
+        mr_status status;
+        const char *words;
+    } cases[] = {
+        {"{\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[32,8],"
+         "\"data_offsets\":[0,512]}}",
+         512, MR_DATA_LOSS, "'model.layers.0.input_layernorm.weight' is missing"},
+        {"{\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[31,8],"
+         "\"data_offsets\":[0,496]}}",
+         496, MR_DATA_LOSS, "shape [31, 8] where the configuration wants [32, 8]"},
+        {"{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[32,8],"
+         "\"data_offsets\":[0,256]}}",
+         256, MR_UNIMPLEMENTED, "type I8"},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        const temp_dir dir = temp_dir_make();
+        mr_model *model = NULL;
+        mr_error err = {0};
+        temp_dir_write(&dir, "config.json", "{" LLAMA "}");
+        write_file(&dir, "model.safetensors", cases[i].header, cases[i].body);
+        assert_int_equal(mr_model_open(dir.path, &model, &err), cases[i].status);
+        if (strstr(err.message, cases[i].words) == NULL) {
+            fail_msg("\"%s\" lacks \"%s\"", err.message, cases[i].words);
+        }
+        temp_dir_remove(&dir);
+    }
+}
+
+static void test_random_weights_need_a_directory(void **state)
+{
+    (void)state;
+    mr_model *model = NULL;
+    mr_error err = {0};
+    assert_int_equal(mr_model_open_random("/dev/null", 1, &model, &err), MR_INVALID_ARGUMENT);
+    assert_string_equal(err.field, "load_format");
+    assert_null(model);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_defaults_are_those_of_the_classes),
+        cmocka_unit_test(test_ends_T5_are_the_union),
+        cmocka_unit_test(test_sampling_of_a_generation_config),
+        cmocka_unit_test(test_windows),
+        cmocka_unit_test(test_what_is_not_supported_is_refused_by_name),
+        cmocka_unit_test(test_configurations_that_cannot_be),
+        cmocka_unit_test(test_shards),
+        cmocka_unit_test(test_tensors_against_the_configuration),
+        cmocka_unit_test(test_random_weights_need_a_directory),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

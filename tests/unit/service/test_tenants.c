@@ -1,0 +1,177 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/tenants.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#include "../base/temp_dir.h"
+
+/* SHA-256 of "abc" and of the empty message: FIPS 180-2, appendix B.1, and a well-known value. */
+static const uint8_t abc[MR_SHA256_BYTES] = {
+    0xba, 0x78, 0x16, 0xbf, 0x8f, 0x01, 0xcf, 0xea, 0x41, 0x41, 0x40, 0xde, 0x5d, 0xae, 0x22, 0x23,
+    0xb0, 0x03, 0x61, 0xa3, 0x96, 0x17, 0x7a, 0x9c, 0xb4, 0x10, 0xff, 0x61, 0xf2, 0x00, 0x15, 0xad};
+
+static mr_tenants *three_tenants(void)
+{
+    mr_tenants *tenants = calloc(1, sizeof(*tenants));
+    assert_non_null(tenants);
+    for (uint32_t i = 0; i < 3; i++) {
+        mr_tenant *tenant = &tenants->items[i];
+        tenant->name[0] = (char)('a' + i);
+        tenant->weight = 1;
+        tenant->n_keys = 1;
+        tenant->keys[0][0] = (uint8_t)i;
+    }
+    tenants->count = 3;
+    tenants->items[1].n_keys = 2;
+    memcpy(tenants->items[1].keys[1], abc, sizeof(abc));
+    return tenants;
+}
+
+static void test_tenants_find_by_key(void **state)
+{
+    (void)state;
+    mr_tenants *tenants = three_tenants();
+    assert_int_equal(mr_tenants_check(tenants, NULL), MR_OK);
+    assert_int_equal(mr_tenants_find(tenants, "abc", 3), 1);
+    assert_int_equal(mr_tenants_find(tenants, "ab", 2), 3);
+    assert_int_equal(mr_tenants_find(tenants, "abcd", 4), 3);
+    assert_int_equal(mr_tenants_find(tenants, "", 0), 3);
+    /* A digest that is there, beyond n_keys, opens nothing. */
+    tenants->items[1].n_keys = 1;
+    assert_int_equal(mr_tenants_find(tenants, "abc", 3), 3);
+    /* Whichever bit is wrong. */
+    tenants->items[1].n_keys = 2;
+    for (size_t bit = 0; bit < 256; bit++) {
+        tenants->items[1].keys[1][bit / 8] ^= (uint8_t)(1u << bit % 8);
+        assert_int_equal(mr_tenants_find(tenants, "abc", 3), 3);
+        tenants->items[1].keys[1][bit / 8] ^= (uint8_t)(1u << bit % 8);
+    }
+    free(tenants);
+}
+
+static void assert_refused(const mr_tenants *tenants, const char *value, const char *says)
+{
+    mr_error err = {0};
+    uint32_t index = 0;
+    const size_t bytes = value == NULL ? 0 : strlen(value);
+    assert_int_equal(mr_tenants_authenticate(tenants, value, bytes, &index, &err),
+                     MR_UNAUTHENTICATED);
+    assert_non_null(strstr(err.message, says));
+    assert_null(strstr(err.message, "hunter2"));
+}
+
+static void test_tenants_authenticate(void **state)
+{
+    (void)state;
+    mr_tenants *tenants = three_tenants();
+    uint32_t index = 0;
+    assert_int_equal(mr_tenants_authenticate(tenants, "Bearer abc", 10, &index, NULL), MR_OK);
+    assert_int_equal(index, 1);
+    assert_string_equal(mr_tenants_get(tenants, index)->name, "b");
+    assert_int_equal(mr_tenants_authenticate(tenants, "bEARER abcd", 10, &index, NULL), MR_OK);
+    assert_int_equal(index, 1);
+    assert_refused(tenants, NULL, "send the metadata");
+    assert_refused(tenants, "", "must be");
+    assert_refused(tenants, "Bearer", "must be");
+    assert_refused(tenants, "Bearer ", "must be");
+    assert_refused(tenants, "Basic hunter2", "must be");
+    assert_refused(tenants, "abc", "must be");
+    assert_refused(tenants, "Bearer hunter2", "not known");
+    assert_refused(tenants, "Bearer  abc", "not known");
+    assert_refused(tenants, "Bearer abc ", "not known");
+
+    char longest[7 + MR_API_KEY_MAX + 2];
+    memset(longest, 'x', sizeof(longest) - 1);
+    memcpy(longest, "Bearer ", 7);
+    longest[sizeof(longest) - 1] = '\0';
+    assert_refused(tenants, longest, "at most 1024");
+    longest[sizeof(longest) - 2] = '\0';
+    assert_refused(tenants, longest, "not known");
+    free(tenants);
+}
+
+static void test_tenants_open_server_takes_everybody(void **state)
+{
+    (void)state;
+    mr_tenants *tenants = calloc(1, sizeof(*tenants));
+    assert_non_null(tenants);
+    uint32_t index = 7;
+    assert_int_equal(mr_tenants_authenticate(tenants, NULL, 0, &index, NULL), MR_OK);
+    assert_int_equal(index, 0);
+    assert_string_equal(mr_tenants_get(tenants, 0)->name, "default");
+    assert_int_equal(mr_tenants_get(tenants, 0)->weight, 1);
+    assert_int_equal(mr_tenants_get(tenants, 0)->priority_max, MR_MAX_PRIORITY);
+    free(tenants);
+}
+
+static void assert_check(mr_tenants *tenants, const char *says)
+{
+    mr_error err = {0};
+    assert_int_equal(mr_tenants_check(tenants, &err), MR_INVALID_ARGUMENT);
+    assert_string_equal(err.field, "tenants");
+    assert_non_null(strstr(err.message, says));
+}
+
+static void test_tenants_bursts_need_their_rates(void **state)
+{
+    (void)state;
+    mr_tenants *tenants = three_tenants();
+    tenants->items[2].burst_requests = 4;
+    assert_check(tenants, "burst_requests cannot act");
+    tenants->items[2].requests_per_s = 0.5;
+    assert_int_equal(mr_tenants_check(tenants, NULL), MR_OK);
+    tenants->items[0].burst_tokens = 1;
+    assert_check(tenants, "burst_tokens cannot act");
+    tenants->items[0].tokens_per_min = 1;
+    assert_int_equal(mr_tenants_check(tenants, NULL), MR_OK);
+    free(tenants);
+}
+
+static void test_tenants_key_of_a_client(void **state)
+{
+    (void)state;
+    char key[MR_API_KEY_MAX + 1];
+    mr_error err = {0};
+    unsetenv(MR_API_KEY_VARIABLE);
+    assert_int_equal(mr_api_key_load(NULL, key, &err), MR_OK);
+    assert_string_equal(key, "");
+    setenv(MR_API_KEY_VARIABLE, "from-the-environment", 1);
+    assert_int_equal(mr_api_key_load(NULL, key, &err), MR_OK);
+    assert_string_equal(key, "from-the-environment");
+
+    const temp_dir dir = temp_dir_make();
+    char path[PATH_MAX];
+    const char *file = temp_dir_join(&dir, "key", path);
+    temp_dir_write(&dir, "key", "from-a-file \r\n");
+    assert_int_equal(mr_api_key_load(file, key, &err), MR_OK);
+    assert_string_equal(key, "from-a-file");
+    static const char *const bad[] = {"", "\n", "hunter2 x", "hunter2\nx", "hunter2\xc3\xa4"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        temp_dir_write(&dir, "key", bad[i]);
+        assert_int_equal(mr_api_key_load(file, key, &err), MR_INVALID_ARGUMENT);
+        assert_non_null(strstr(err.message, "key"));
+        assert_null(strstr(err.message, "hunter2"));
+    }
+    temp_dir_remove(&dir);
+    assert_int_equal(mr_api_key_load(file, key, &err), MR_NOT_FOUND);
+    unsetenv(MR_API_KEY_VARIABLE);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_tenants_find_by_key),
+        cmocka_unit_test(test_tenants_authenticate),
+        cmocka_unit_test(test_tenants_open_server_takes_everybody),
+        cmocka_unit_test(test_tenants_bursts_need_their_rates),
+        cmocka_unit_test(test_tenants_key_of_a_client),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
