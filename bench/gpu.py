@@ -4,8 +4,9 @@
 
     gpu.py BUNDLE_DIR OUT.json [--model MODEL.gguf] [--parts tests,model,8b,smollm2]
 
-BUNDLE_DIR has bin/millrace and, for the tests, bin/test_gpu_*. The random models are written to
-/dev/shm. The copy bandwidth is measured with PyTorch where it is there.
+BUNDLE_DIR has bin/millrace and, for the tests, bin/test_gpu_*. The large models have random weights
+(load_format: random). The copy bandwidth is measured with PyTorch where it is there, and profiles
+are Nsight Compute's.
 """
 import argparse
 import csv
@@ -14,9 +15,18 @@ import os
 import pathlib
 import re
 import subprocess
+import tempfile
 import time
 
 HERE = pathlib.Path(__file__).resolve().parent
+SHAPES = {
+    "8b": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
+               num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0,
+               tie_word_embeddings=False),
+    "smollm2": dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
+                    num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
+                    rope_theta=100000.0, tie_word_embeddings=True),
+}
 PROMPTS = [[1, 300, 41, 5, 900], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], list(range(100, 420))]
 
 
@@ -96,15 +106,19 @@ def model_checks(bundle, model):
     return result
 
 
+def shape_dir(shape):
+    path = pathlib.Path(tempfile.gettempdir()) / f"millrace-{shape}"
+    path.mkdir(exist_ok=True)
+    config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5,
+                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[shape])
+    (path / "config.json").write_text(json.dumps(config))
+    return path
+
+
 def bench(bundle, shape, decode, prefill, pairs):
-    path = pathlib.Path("/dev/shm") / f"{shape}.gguf"
-    if not path.exists():
-        begin = time.time()
-        r = run(["python3", HERE / "random_gguf.py", shape, path], 200)
-        say("wrote", path, r["rc"], r["err"][-300:], round(time.time() - begin, 1), "s")
-    r = run([bundle / "bin" / "millrace", "bench", "offline", "--model", path, "--decode",
+    r = run([bundle / "bin" / "millrace", "bench", "offline", "--model", shape_dir(shape), "--decode",
              ",".join(map(str, decode)), "--prefill", ",".join(map(str, prefill)), "--prompt", "128",
-             "--generate", "128", "--json", *settings(["backend=cuda", *pairs])], 280)
+             "--generate", "128", "--json", *settings(["backend=cuda", "load_format=random", *pairs])], 280)
     say(r["err"][-2500:])
     if r["rc"] != 0:
         say("bench failed", r["rc"], r["out"][-500:])
@@ -121,16 +135,15 @@ def bench(bundle, shape, decode, prefill, pairs):
 
 def profile(bundle, shape, pairs):
     """Where the time of a step goes, kernel by kernel, as Nsight Compute sees each alone."""
-    path = pathlib.Path("/dev/shm") / f"{shape}.gguf"
     cases = {"decode 1": ("1", "1", 380, 300), "decode 128": ("128", "1", 42400, 330),
              "prefill 8192": ("1", "8192", 330, 330)}
     result = {}
     for name, (decode, prefill, skip, count) in cases.items():
         r = run(["ncu", "--clock-control", "none", "--cache-control", "none", "--csv", "--graph-profiling",
                  "node", "--metrics", "gpu__time_duration.sum", "--launch-skip", skip, "--launch-count", count,
-                 bundle / "bin" / "millrace", "bench", "offline", "--model", path, "--decode", decode,
+                 bundle / "bin" / "millrace", "bench", "offline", "--model", shape_dir(shape), "--decode", decode,
                  "--prefill", prefill, "--prompt", "128", "--generate", "4", "--repeat", "1", "--json",
-                 *settings(["backend=cuda", *pairs])], 120)
+                 *settings(["backend=cuda", "load_format=random", *pairs])], 150)
         rows = list(csv.reader(x for x in r["out"].splitlines() if x.startswith('"')))
         if not rows:
             say("profile failed", r["err"][-400:], r["out"][-400:])

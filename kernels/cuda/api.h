@@ -28,11 +28,11 @@ extern "C" {
 #define MR_CUDA_API_SYMBOL  "millrace_cuda_api" /* const mr_cuda_api *(void) */
 
 /* Keys of one work item of split attention. Fixed, so that a row's sums do not depend on others. */
-#define MR_CUDA_SPLIT_KEYS 128u
+#define MR_CUDA_SPLIT_KEYS 256u
 /* Query rows of one tile of prompt attention. */
 #define MR_CUDA_TILE_ROWS 128u
 /* Rows up to which our own product is used instead of cuBLASLt's. */
-#define MR_CUDA_FEW_ROWS 16u
+#define MR_CUDA_FEW_ROWS 8u
 
 typedef uint64_t mr_cuda_ptr; /* a device address; 0: none */
 typedef struct mr_cuda_context mr_cuda_context;

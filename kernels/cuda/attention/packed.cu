@@ -3,11 +3,11 @@
  * Split attention (split.cu) on the matrix units: the query heads that share a key/value head are
  * the 16 rows of one product. Heads of 64 or 128 elements, one 2-byte type.
  *
- *   block   4 warps; a warp has 32 of the split's 128 keys, and all of their keys and values are on
+ *   block   8 warps; a warp has 32 of the split's 256 keys, and all of their keys and values are on
  *           their way before the first product
  *   keys    straight from memory into registers, as the B operand: the order of elements within a
  *           product is free, so a thread takes 8 contiguous ones (compare linear/few.cu)
- *   values  through shared memory, which turns them; 4 · 32 · D · 2 bytes, used again to merge the
+ *   values  through shared memory, which turns them; 8 · 32 · D · 2 bytes, used again to merge the
  *           warps, in order
  *
  * Float32 scores and sums; probabilities are rounded to the type before they meet the values. A row
@@ -16,8 +16,8 @@
 #include "kernels/cuda/attention/split.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
-#define THREADS MR_SPLIT_THREADS
-#define WARPS   (THREADS / 32)
+#define WARPS   8
+#define THREADS (WARPS * 32)
 #define KEYS    32 /* of a warp */
 #define HEADS   16 /* rows of a product */
 #define LOG2E   1.4426950408889634f
@@ -257,10 +257,9 @@ __device__ static inline void mr_run_packed(const mr_split_args &a, uint32_t ite
 }
 
 template <typename T, int D>
-__global__ static void __launch_bounds__(THREADS, 4) mr_attention_packed_kernel(mr_split_args a)
+__global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(mr_split_args a)
 {
-    /* Values need KEYS rows of 2 bytes a warp, sums HEADS rows of 4 bytes and a little. */
-    __shared__ __align__(128) uint8_t shared[WARPS * (KEYS * D * 2 + HEADS * 8)];
+    extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint32_t arrived;
     mr_let_next_come();
     mr_wait_for_previous();
@@ -275,8 +274,16 @@ __global__ static void __launch_bounds__(THREADS, 4) mr_attention_packed_kernel(
 
 template <typename T, int D> static int launch(mr_cuda_context *context, const mr_split_args &a)
 {
-    return mr_launch(context, mr_attention_packed_kernel<T, D>, mr_split_blocks(context, a, 4),
-                     THREADS, 0, a);
+    /* Values need KEYS rows of 2 bytes a warp, sums HEADS rows of 4 bytes and a little. */
+    const int bytes = WARPS * (KEYS * D * 2 + HEADS * 8);
+    const cudaError_t code =
+        cudaFuncSetAttribute(mr_attention_packed_kernel<T, D>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    if (code != cudaSuccess) {
+        return code;
+    }
+    return mr_launch(context, mr_attention_packed_kernel<T, D>, mr_split_blocks(context, a, 2),
+                     THREADS, bytes, a);
 }
 
 int mr_cuda_attention_packed_run(mr_cuda_context *context, mr_split_args *a)

@@ -3,7 +3,7 @@
  * Attention of single tokens over the paged cache, keys divided at fixed positions: decoding, and
  * every shape that prompt attention (tiles.cu) does not take.
  *
- *   item     (token, split): keys [128 · split, 128 · split + 128) as far as the token sees them
+ *   item     (token, split): keys [256 · split, 256 · split + 256) as far as the token sees them
  *   work     (item, key/value head, S of the query heads that share it)
  *   block    128 threads in streams of LANES; a stream takes every (128 / LANES)-th key, a thread 8
  *            elements of it, so that a key is one contiguous read
