@@ -45,18 +45,60 @@ __device__ static inline void mr_load_queries(const mr_split_args &a, uint32_t t
     }
 }
 
-/* Row of the warp's key `lane` among those of its plane. */
-__device__ static inline uint32_t mr_row_of_key(const mr_split_args &a, uint32_t token, uint32_t g,
-                                                uint32_t key, bool there)
+/* One piece of work, as one lane sees it: its key is the lane-th of its warp's. */
+struct mr_packed_work {
+    mr_cuda_item item;
+    mr_split_range range;
+    uint32_t index; /* of the item */
+    uint32_t g;
+    uint32_t head;  /* the first */
+    uint32_t heads; /* of this piece */
+    uint32_t slot;
+    bool runs;    /* there is such a piece, and the layer's window reaches it */
+    bool there;   /* the lane has a key */
+    uint32_t row; /* of its key, among those of its plane */
+};
+
+/* Reads nothing that a kernel of this step writes: before the wait it is as good as after it. */
+__device__ static inline void mr_find_work(const mr_split_args &a, uint64_t number,
+                                           mr_packed_work &work)
 {
-    const uint32_t size = a.p.kv.block_size;
-    const uint32_t *table =
-        a.block_tables + static_cast<size_t>(a.token_slot[token]) * a.p.max_blocks;
-    if (!there) {
-        return 0;
+    const uint32_t n_items = a.p.count > 0 ? a.p.count : a.header->n_items;
+    const uint32_t per_item = a.p.kv.heads * a.chunks;
+    work.runs = number < static_cast<uint64_t>(n_items) * per_item;
+    work.there = false;
+    if (!work.runs) {
+        return;
     }
-    const uint32_t index = a.shift >= 0 ? key >> a.shift : key / size;
-    return (table[index] * a.p.kv.heads + g) * size + (key - index * size);
+    const uint32_t rest = static_cast<uint32_t>(number % per_item);
+    const uint32_t chunk = rest % a.chunks;
+    work.index = a.p.first + static_cast<uint32_t>(number / per_item);
+    work.g = rest / a.chunks;
+    work.head = work.g * a.share + chunk * HEADS;
+    work.heads = min(a.share - chunk * HEADS, static_cast<uint32_t>(HEADS));
+    work.item = a.items[work.index];
+    work.range = mr_range_of(a, work.item);
+    work.slot = a.token_slot[work.item.token];
+    work.runs = work.item.split >= work.range.first_split;
+}
+
+/* Key of the lane in its warp. */
+__device__ static inline uint32_t mr_key_of(const mr_packed_work &work)
+{
+    return work.item.split * MR_CUDA_SPLIT_KEYS + threadIdx.x / 32 * KEYS + threadIdx.x % 32;
+}
+
+__device__ static inline void mr_find_row(const mr_split_args &a, mr_packed_work &work)
+{
+    const uint32_t key = mr_key_of(work);
+    const uint32_t size = a.p.kv.block_size;
+    work.row = 0;
+    work.there = work.runs && key >= work.range.begin && key < work.range.end;
+    if (work.there) {
+        const uint32_t *table = a.block_tables + static_cast<size_t>(work.slot) * a.p.max_blocks;
+        const uint32_t index = a.shift >= 0 ? key >> a.shift : key / size;
+        work.row = (table[index] * a.p.kv.heads + work.g) * size + (key - index * size);
+    }
 }
 
 /* What a thread has of its two rows (heads g and g + 8). */
@@ -176,84 +218,95 @@ __device__ static inline void mr_share_sums(float *to, uint32_t heads, const mr_
     }
 }
 
+/* Everything of a piece of work on its way. */
 template <typename T, int D>
-__device__ static inline void mr_run_packed(const mr_split_args &a, uint32_t item, uint32_t g,
-                                            uint32_t chunk, uint8_t *shared, uint32_t *arrived)
+__device__ static inline void mr_fetch_work(const mr_split_args &a, const mr_packed_work &work,
+                                            uint32_t values, uint4 (&keys)[KEYS / 8][D / 32],
+                                            mr_packed_queries<D> &q)
 {
-    const mr_cuda_item it = a.items[item];
-    const mr_split_range range = mr_range_of(a, it);
-    if (it.split < range.first_split) {
-        return; /* out of this layer's window */
-    }
-    const uint32_t warp = threadIdx.x / 32;
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t heads = min(a.share - chunk * HEADS, static_cast<uint32_t>(HEADS));
-    const uint32_t head = g * a.share + chunk * HEADS;
-    const uint32_t first = it.split * MR_CUDA_SPLIT_KEYS + warp * KEYS;
-    const uint32_t mine = first + lane;
-    const bool there = mine >= range.begin && mine < range.end;
-    const uint32_t row = mr_row_of_key(a, it.token, g, mine, there);
-    const uint32_t seen = __ballot_sync(0xffffffffu, there);
+    const uint32_t seen = __ballot_sync(0xffffffffu, work.there);
     const uint4 *key_plane = reinterpret_cast<const uint4 *>(static_cast<uintptr_t>(a.p.kv.keys));
     const uint4 *value_plane =
         reinterpret_cast<const uint4 *>(static_cast<uintptr_t>(a.p.kv.values));
-
-    uint4 keys[KEYS / 8][D / 32];
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++) {
         const uint32_t key = n * 8 + lane / 4;
-        const size_t from = static_cast<size_t>(__shfl_sync(0xffffffffu, row, key)) * (D / 8);
+        const size_t from = static_cast<size_t>(__shfl_sync(0xffffffffu, work.row, key)) * (D / 8);
 #pragma unroll
         for (int c = 0; c < D / 32; c++) {
             keys[n][c] = (seen >> key & 1) != 0 ? key_plane[from + c * 4 + lane % 4]
                                                 : make_uint4(0, 0, 0, 0);
         }
     }
-    __syncthreads(); /* the work before may still be merged */
-    const uint32_t values =
-        static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * KEYS * D * 2;
 #pragma unroll
     for (int i = 0; i < KEYS * (D / 8) / 32; i++) {
         const uint32_t key = (i * 32 + lane) / (D / 8);
         const uint32_t c = (i * 32 + lane) % (D / 8);
-        const size_t from = static_cast<size_t>(__shfl_sync(0xffffffffu, row, key)) * (D / 8);
+        const size_t from = static_cast<size_t>(__shfl_sync(0xffffffffu, work.row, key)) * (D / 8);
         mr_copy16(values + mr_swizzled<D>(key, c), value_plane + from + c, (seen >> key & 1) != 0);
     }
     mr_commit();
-    mr_packed_queries<D> q;
-    mr_load_queries<T, D>(a, it.token, head, heads, q);
+    mr_load_queries<T, D>(a, work.item.token, work.head, work.heads, q);
+}
 
-    float s[KEYS / 8][4];
-    mr_packed_rows rows;
-    mr_score_keys<T, D>(q, keys, s);
-    mr_weigh(a, range, first, s, rows);
-    float out[D / 8][4] = {};
-    mr_wait_copies<0>();
-    __syncwarp();
-    mr_sum_values<T, D>(s, values, out);
-    __syncthreads();
-    float *sums = reinterpret_cast<float *>(shared);
-    mr_share_sums<D>(sums + warp * heads * (D + 2), heads, rows, out);
-    __syncthreads();
+/* The warps' sums become the result, or the split's part of it. */
+template <int D>
+__device__ static inline void mr_store_sums(const mr_split_args &a, const mr_packed_work &work,
+                                            const float *sums)
+{
+    const uint32_t heads = work.heads;
+    const size_t out = (static_cast<size_t>(work.item.token) * a.p.heads + work.head) * D;
     for (uint32_t i = threadIdx.x; i < heads * D; i += THREADS) {
         const uint32_t h = i / D;
         float max;
         float sum;
         const float acc =
             mr_merge(sums + h * (D + 2), heads * (D + 2), WARPS, D, i % D, &max, &sum);
-        if (range.splits == 1) {
-            mr_store_as(a.out, a.p.type, (static_cast<size_t>(it.token) * a.p.heads + head) * D + i,
-                        acc / sum);
+        if (work.range.splits == 1) {
+            mr_store_as(a.out, a.p.type, out + i, acc / sum);
             continue;
         }
-        float *to = mr_partial_at(a, item, head + h);
+        float *to = mr_partial_at(a, work.index, work.head + h);
         to[i % D] = acc;
         if (i % D == 0) {
             to[D] = max;
             to[D + 1] = sum;
         }
     }
-    mr_finish_item(a, it, head, heads, range.first_split, range.splits, arrived);
+}
+
+/* Runs `work`, and finds the next while its keys and values are on their way. */
+template <typename T, int D>
+__device__ static inline void mr_run_packed(const mr_split_args &a, const mr_packed_work &work,
+                                            uint64_t next_number, mr_packed_work &next,
+                                            uint8_t *shared, uint32_t *arrived)
+{
+    const uint32_t warp = threadIdx.x / 32;
+    const uint32_t values =
+        static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * KEYS * D * 2;
+    uint4 keys[KEYS / 8][D / 32];
+    mr_packed_queries<D> q;
+    __syncthreads(); /* the work before may still be merged */
+    mr_fetch_work<T, D>(a, work, values, keys, q);
+    mr_find_work(a, next_number, next);
+    mr_find_row(a, next);
+
+    float s[KEYS / 8][4];
+    mr_packed_rows rows;
+    mr_score_keys<T, D>(q, keys, s);
+    mr_weigh(a, work.range, work.item.split * MR_CUDA_SPLIT_KEYS + warp * KEYS, s, rows);
+    float out[D / 8][4] = {};
+    mr_wait_copies<0>();
+    __syncwarp();
+    mr_sum_values<T, D>(s, values, out);
+    __syncthreads();
+    float *sums = reinterpret_cast<float *>(shared);
+    mr_share_sums<D>(sums + warp * work.heads * (D + 2), work.heads, rows, out);
+    __syncthreads();
+    mr_store_sums<D>(a, work, sums);
+    mr_finish_item(a, work.item, work.head, work.heads, work.range.first_split, work.range.splits,
+                   arrived);
 }
 
 template <typename T, int D>
@@ -261,14 +314,22 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(
 {
     extern __shared__ __align__(128) uint8_t shared[];
     __shared__ uint32_t arrived;
+    mr_packed_work work;
     mr_let_next_come();
+    mr_find_work(a, blockIdx.x, work);
     mr_wait_for_previous();
+    mr_find_row(a, work);
     const uint32_t n_items = a.p.count > 0 ? a.p.count : a.header->n_items;
-    const uint32_t per_item = a.p.kv.heads * a.chunks;
-    for (uint64_t w = blockIdx.x; w < static_cast<uint64_t>(n_items) * per_item; w += gridDim.x) {
-        const uint32_t rest = static_cast<uint32_t>(w % per_item);
-        mr_run_packed<T, D>(a, a.p.first + static_cast<uint32_t>(w / per_item), rest / a.chunks,
-                            rest % a.chunks, shared, &arrived);
+    const uint64_t end = static_cast<uint64_t>(n_items) * a.p.kv.heads * a.chunks;
+    for (uint64_t number = blockIdx.x; number < end; number += gridDim.x) {
+        mr_packed_work next;
+        if (work.runs) {
+            mr_run_packed<T, D>(a, work, number + gridDim.x, next, shared, &arrived);
+        } else {
+            mr_find_work(a, number + gridDim.x, next);
+            mr_find_row(a, next);
+        }
+        work = next;
     }
 }
 
@@ -276,9 +337,8 @@ template <typename T, int D> static int launch(mr_cuda_context *context, const m
 {
     /* Values need KEYS rows of 2 bytes a warp, sums HEADS rows of 4 bytes and a little. */
     const int bytes = WARPS * (KEYS * D * 2 + HEADS * 8);
-    const cudaError_t code =
-        cudaFuncSetAttribute(mr_attention_packed_kernel<T, D>,
-                             cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    const cudaError_t code = cudaFuncSetAttribute(
+        mr_attention_packed_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (code != cudaSuccess) {
         return code;
     }
