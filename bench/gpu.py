@@ -82,7 +82,43 @@ def greedy(binary, model, pairs, n):
     return {"ids": [json.loads(line).get("token_ids") for line in r["out"].splitlines()], "s": r["s"]}
 
 
-def model_checks(bundle, model):
+def golden(binary, model, pairs):
+    """Rows of tests/data/greedy.json (SmolLM2, float32) that agree up to their marked near-tie, and wholly."""
+    rows = json.loads((HERE.parent / "tests" / "data" / "greedy.json").read_text())
+    asked = "".join(json.dumps({"id": str(i), "prompt_ids": row["prompt_ids"], "temperature": 0,
+                                "max_tokens": len(row["output_ids"])}) + "\n" for i, row in enumerate(rows))
+    r = run([binary, "generate", "--model", model, "--jsonl", *settings(pairs)], 120, asked)
+    if r["rc"] != 0:
+        return {"error": r["err"][-600:]}
+    near = whole = 0
+    for row, line in zip(rows, r["out"].splitlines()):
+        ids, certain = json.loads(line)["token_ids"], row["first_gap_below_0.05"]
+        certain = len(row["output_ids"]) if certain is None else certain
+        near += ids[:certain] == row["output_ids"][:certain]
+        whole += ids == row["output_ids"]
+    return {"rows": len(rows), "to_near_tie": near, "wholly": whole}
+
+
+def serve(bundle, model):
+    """The server on the GPU, loaded by the program's own client."""
+    binary = bundle / "bin" / "millrace"
+    server = subprocess.Popen([binary, "serve", "--model", model, "--listen", "127.0.0.1:18001", "--set",
+                               "backend=cuda"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        for line in server.stderr:
+            if 'msg="ready"' in line:
+                say(line.strip())
+                break
+        r = run([binary, "bench", "serve", "--server", "127.0.0.1:18001", "--concurrency", "64", "--requests", "512",
+                 "--json"], 120)
+        say(r["out"][-1500:], r["err"][-500:])
+    finally:
+        server.terminate()
+        server.communicate(timeout=60)
+    return {"rc": r["rc"], "exit": server.returncode, "out": r["out"]}
+
+
+def model_checks(bundle, model, reference):
     binary = bundle / "bin" / "millrace"
     ways = {"cpu f32": ["backend=cpu", "compute=f32"], "gpu f32": ["backend=cuda", "compute=f32"],
             "gpu f16": ["backend=cuda", "compute=f16"], "gpu bf16": ["backend=cuda", "compute=bf16"]}
@@ -90,16 +126,20 @@ def model_checks(bundle, model):
     result = {}
     for name, pairs in ways.items():
         score = run([binary, "score", "--model", model, "--ids", ids, "--json", *settings(pairs)], 200)
+        if name == "cpu f32" and not reference:
+            continue
         result[name] = {"score": json.loads(score["out"]) if score["rc"] == 0 else score["err"][-600:],
                         "greedy": greedy(binary, model, pairs, 100)}
+        if not reference:
+            result[name]["golden"] = golden(binary, model, pairs)
     result["gpu bf16 again"] = {"greedy": greedy(binary, model, ways["gpu bf16"], 100)}
-    want = result["cpu f32"]["greedy"].get("ids")
+    want = result["cpu f32" if reference else "gpu f32"]["greedy"].get("ids")
     for name, r in result.items():
         ids = r["greedy"].get("ids")
         if ids and want:
             r["equal_tokens"] = [next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(y))
                                  for x, y in zip(ids, want)]
-        say(name, r.get("score"), r.get("equal_tokens"), r["greedy"].get("error"))
+        say(name, r.get("score"), r.get("equal_tokens"), r.get("golden"), r["greedy"].get("error"))
     again = result["gpu bf16 again"]["greedy"].get("ids")
     result["two_runs_equal"] = again is not None and again == result["gpu bf16"]["greedy"].get("ids")
     say("two runs equal", result["two_runs_equal"])
@@ -166,6 +206,8 @@ def main():
     parser.add_argument("bundle", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
     parser.add_argument("--model", type=pathlib.Path)
+    parser.add_argument("--golden", action="store_true",
+                        help="the model is SmolLM2-135M-Instruct Q4_1: hold it to tests/data")
     parser.add_argument("--parts", default="tests,model,8b,smollm2")
     parser.add_argument("--set", action="append", default=[])
     a = parser.parse_args()
@@ -180,7 +222,10 @@ def main():
         result["tests"] = tests(a.bundle)
         save()
     if "model" in parts and a.model:
-        result["model"] = model_checks(a.bundle, a.model)
+        result["model"] = model_checks(a.bundle, a.model, not a.golden)
+        save()
+    if "serve" in parts and a.model:
+        result["serve"] = serve(a.bundle, a.model)
         save()
     if "copy" in parts or "8b" in parts:
         result["copy_gb_s"] = copy_bandwidth()
