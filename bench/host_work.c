@@ -3,7 +3,8 @@
  * What the host does in a step besides the model: planning with its deltas, applying the results
  * and publishing. Under load: as many sequences as can run do, each as long as asked for, and for
  * each that ends another one waits. The device draws tokens at once and computes nothing; that, the
- * making of requests and the reading of events are not measured.
+ * making of requests and the reading of events are not measured. With prefix caching the hashes of
+ * generated blocks are, unless --hashing 0 puts numbers in their place.
  *
  * Of KV memory it tells what paging wastes: the part of the blocks that sequences hold which no
  * token of theirs will fill, as blocks are whole.
@@ -23,12 +24,12 @@
 #include <time.h>
 
 #define VOCAB   32000u
-#define OUTPUT  256u /* tokens of a request, about */
 #define US(ns)  ((double)(ns) / 1000.0)
 #define PERCENT 100.0
 
 typedef struct settings {
     uint32_t sequences, context, waiting, steps, batch_tokens, block_size, tenants;
+    uint32_t output, prefix_caching, hashing;
 } settings;
 
 typedef struct bench {
@@ -39,6 +40,7 @@ typedef struct bench {
     mr_batch_storage *storage;
     mr_request **requests; /* [n_requests] */
     uint32_t n_requests;
+    mr_prefix_root root;
     uint64_t random;
     uint32_t *prompt;                    /* [context] */
     uint32_t *tokens;                    /* [rows] what is drawn */
@@ -53,6 +55,31 @@ static uint32_t draw(bench *b, uint32_t below)
     b->random = b->random * UINT64_C(6364136223846793005) + UINT64_C(1442695040888963407);
     return (uint32_t)((b->random >> 33) % below);
 }
+
+/* ---- the scheduler's hashing, which the linker leads through here ---- */
+
+void __real_mr_prefix_block_hash(mr_hasher *hasher, const mr_block_hash *parent,
+                                 const uint32_t *tokens, uint32_t n, mr_block_hash *out);
+void __wrap_mr_prefix_block_hash(mr_hasher *hasher, const mr_block_hash *parent,
+                                 const uint32_t *tokens, uint32_t n, mr_block_hash *out);
+
+static bool hashing;
+
+void __wrap_mr_prefix_block_hash(mr_hasher *hasher, const mr_block_hash *parent,
+                                 const uint32_t *tokens, uint32_t n, mr_block_hash *out)
+{
+    if (hashing) {
+        __real_mr_prefix_block_hash(hasher, parent, tokens, n, out);
+        return;
+    }
+    /* Different from all others, and spread like a hash: by multiples of an odd number. */
+    static uint64_t count;
+    const uint64_t number = ++count * UINT64_C(0x9e3779b97f4a7c15);
+    memset(out, 0, sizeof(*out));
+    memcpy(out->bytes, &number, sizeof(number));
+}
+
+/* ---- load ---- */
 
 static void publish(mr_sink *sink, mr_request *const *requests, uint32_t count)
 {
@@ -79,13 +106,15 @@ static uint64_t thread_time(void)
  * different lives, so that they do not end together. */
 static mr_request *make_request(bench *b, uint32_t number, bool spread)
 {
-    const uint32_t output = OUTPUT / 2 + draw(b, OUTPUT);
+    const uint32_t output = b->set.output / 2 + draw(b, b->set.output);
     const uint32_t left = spread ? 1 + draw(b, output) : output;
     const uint32_t n_prompt = b->set.context > output + 1 ? b->set.context - output : 1;
     char id[32];
     snprintf(id, sizeof(id), "r%" PRIu32, number);
-    for (uint32_t i = 0; i < 8; i++) { /* different enough: nothing is hashed here */
-        b->prompt[draw(b, n_prompt)] = draw(b, VOCAB);
+    /* Different from the beginning on, so that no prompt is found in the cache. */
+    b->prompt[0] = number % VOCAB;
+    for (uint32_t i = 0; i < 8; i++) {
+        b->prompt[i < n_prompt ? i : 0] = draw(b, VOCAB);
     }
     const mr_request_spec spec = {
         .id = id,
@@ -102,6 +131,7 @@ static mr_request *make_request(bench *b, uint32_t number, bool spread)
         .arrived_ns = now(),
         .deadline_ns = MR_NEVER,
         .sink = &b->sink,
+        .prefix = b->set.prefix_caching != 0 ? &b->root : NULL,
     };
     mr_request *request = NULL;
     mr_error err = {0};
@@ -209,7 +239,7 @@ static void open_bench(bench *b)
     const mr_scheduler_options options = {
         .max_batch_size = set->sequences,
         .max_batch_tokens = set->batch_tokens,
-        .max_seq_length = set->context + OUTPUT,
+        .max_seq_length = set->context + 2 * set->output,
         .max_queue = set->waiting + set->sequences,
         .max_preemptions = 3,
         .fair = {.ageing_ns = 10 * MR_NS_PER_S, .max_overtakes = 8, .overtake_ns = MR_NS_PER_S},
@@ -217,15 +247,20 @@ static void open_bench(bench *b)
         .slow_reader_timeout_ns = 30 * MR_NS_PER_S,
         .vocab_size = VOCAB,
     };
-    const uint32_t each = mr_blocks_for(set->context + OUTPUT, set->block_size);
+    const uint32_t each = mr_blocks_for(set->context + 2 * set->output, set->block_size);
     mr_batch_limits limits;
     mr_error err = {0};
     mr_scheduler_batch_limits(&options, set->block_size, &limits);
     if (mr_block_pool_create(set->sequences * each + 1, set->block_size, &b->pool) != MR_OK ||
+        (set->prefix_caching != 0 && mr_block_pool_enable_cache(b->pool) != MR_OK) ||
         mr_scheduler_create(&options, b->pool, &b->scheduler, &err) != MR_OK ||
         mr_batch_storage_create(&limits, &b->storage) != MR_OK) {
         fprintf(stderr, "host_work: %s\n", err.message[0] != '\0' ? err.message : "out of memory");
         exit(EXIT_FAILURE);
+    }
+    if (set->prefix_caching != 0) {
+        b->root.block_size = set->block_size;
+        b->root.generation = mr_prefix_index_generation(mr_block_pool_index(b->pool));
     }
     b->sink.publish = publish;
     b->random = 1;
@@ -281,10 +316,11 @@ static void report(bench *b)
 {
     mr_scheduler_stats stats;
     mr_scheduler_stats_get(b->scheduler, &stats);
-    printf("{\"sequences\":%" PRIu32 ",\"context\":%" PRIu32 ",\"waiting\":%" PRIu32
-           ",\"tenants\":%" PRIu32 ",\"batch_tokens\":%" PRIu32 ",\"block_size\":%" PRIu32 ",",
-           b->set.sequences, b->set.context, b->set.waiting, b->set.tenants, b->set.batch_tokens,
-           b->set.block_size);
+    printf("{\"sequences\":%" PRIu32 ",\"context\":%" PRIu32 ",\"output\":%" PRIu32
+           ",\"waiting\":%" PRIu32 ",\"tenants\":%" PRIu32 ",\"batch_tokens\":%" PRIu32
+           ",\"block_size\":%" PRIu32 ",\"prefix_caching\":%" PRIu32 ",\"hashing\":%" PRIu32 ",",
+           b->set.sequences, b->set.context, b->set.output, b->set.waiting, b->set.tenants,
+           b->set.batch_tokens, b->set.block_size, b->set.prefix_caching, b->set.hashing);
     print_times("wall", b->all_us, b->n_all);
     printf(",");
     print_times("cpu", b->cpu_us, b->n_all);
@@ -301,7 +337,7 @@ static void run(bench *b)
     }
     /* Until all that can run do, and the first ones have made room for others. */
     const uint64_t warm_tokens = (uint64_t)b->n_requests * b->set.context;
-    const uint64_t warm = 2 * OUTPUT + warm_tokens / b->set.batch_tokens;
+    const uint64_t warm = 2 * (uint64_t)b->set.output + warm_tokens / b->set.batch_tokens;
     for (uint64_t i = 0; i < warm; i++) {
         step(b, false);
     }
@@ -323,7 +359,7 @@ static bool read_count(const char *text, uint32_t low, uint32_t high, uint32_t *
 
 int main(int argc, char **argv)
 {
-    static bench b = {.set = {256, 8192, 64, 5000, 8192, 16, 4}};
+    static bench b = {.set = {256, 8192, 64, 5000, 8192, 16, 4, 1024, 0, 1}};
     const struct {
         const char *name, *help;
         uint32_t *value;
@@ -331,10 +367,14 @@ int main(int argc, char **argv)
     } options[] = {
         {"sequences", "that run together (256)", &b.set.sequences, 1, 4096},
         {"context", "tokens of each at its end (8192)", &b.set.context, 2, 1u << 20},
+        {"output", "tokens that a request generates, about (1024)", &b.set.output, 2, 1u << 16},
         {"waiting", "requests behind them (64)", &b.set.waiting, 0, 1u << 20},
         {"steps", "that are measured (5000)", &b.set.steps, 1, 1u << 24},
         {"batch-tokens", "of a step (8192)", &b.set.batch_tokens, 1, 1u << 16},
         {"block-size", "tokens of a KV block (16)", &b.set.block_size, 1, 256},
+        {"prefix-caching", "1: full blocks are hashed, registered and evicted too (0)",
+         &b.set.prefix_caching, 0, 1},
+        {"hashing", "0: generated blocks get numbers instead of hashes (1)", &b.set.hashing, 0, 1},
         {"tenants", "that the requests belong to (4)", &b.set.tenants, 1, MR_MAX_TENANTS},
     };
     enum { N_OPTIONS = sizeof(options) / sizeof(options[0]) };
@@ -353,6 +393,7 @@ int main(int argc, char **argv)
             return 2;
         }
     }
+    hashing = b.set.hashing != 0;
     open_bench(&b);
     run(&b);
     report(&b);

@@ -16,6 +16,8 @@ struct mr_block_pool {
     uint32_t *free;         /* [n_blocks] a stack of n_free blocks */
     uint8_t *seen;          /* [n_blocks] scratch of check() */
     mr_prefix_index *index; /* owns; NULL: nothing is cached */
+    mr_block_evict_fn on_evict;
+    void *on_evict_ctx;
 };
 
 mr_status mr_block_pool_create(uint32_t n_blocks, uint32_t block_size, mr_block_pool **out)
@@ -72,12 +74,26 @@ static uint32_t n_cached(const mr_block_pool *pool)
     return pool->index == NULL ? 0 : mr_prefix_index_idle_count(pool->index);
 }
 
+void mr_block_pool_on_evict(mr_block_pool *pool, mr_block_evict_fn fn, void *ctx)
+{
+    pool->on_evict = fn;
+    pool->on_evict_ctx = ctx;
+}
+
+/* With its one reference. */
 static uint32_t take_block(mr_block_pool *pool)
 {
     if (pool->n_free > 0) {
-        return pool->free[--pool->n_free];
+        const uint32_t block = pool->free[--pool->n_free];
+        pool->refs[block] = 1;
+        return block;
     }
+    mr_prefix_index_expect_removals(pool->index);
     const uint32_t block = mr_prefix_index_oldest(pool->index);
+    pool->refs[block] = 1;
+    if (pool->on_evict != NULL) {
+        pool->on_evict(pool->on_evict_ctx, block);
+    }
     mr_prefix_index_remove(pool->index, block);
     return block;
 }
@@ -89,7 +105,6 @@ mr_status mr_block_pool_alloc(mr_block_pool *pool, uint32_t count, uint32_t *blo
     }
     for (uint32_t i = 0; i < count; i++) {
         blocks[i] = take_block(pool);
-        pool->refs[blocks[i]] = 1;
     }
     pool->n_live += count;
     return MR_OK;
@@ -117,6 +132,15 @@ void mr_block_pool_unref(mr_block_pool *pool, uint32_t block)
         mr_prefix_index_idle(pool->index, block);
     } else {
         pool->free[pool->n_free++] = block;
+    }
+}
+
+void mr_block_pool_expect_unref(const mr_block_pool *pool, uint32_t block)
+{
+    MR_CHECK(block < pool->n_blocks);
+    __builtin_prefetch(&pool->refs[block], 1);
+    if (pool->index != NULL) {
+        mr_prefix_index_expect_idle(pool->index, block);
     }
 }
 

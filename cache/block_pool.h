@@ -43,12 +43,19 @@ MR_MUST_USE mr_status mr_block_pool_enable_cache(mr_block_pool *pool);
 /* To find blocks and to register live ones; everything else goes through the pool. NULL: none. */
 mr_prefix_index *mr_block_pool_index(mr_block_pool *pool);
 
+/* Who is told of a registered block that alloc evicts, before anybody else has it: it is live, and
+ * still in the index. NULL: nobody. */
+typedef void (*mr_block_evict_fn)(void *ctx, uint32_t block);
+void mr_block_pool_on_evict(mr_block_pool *pool, mr_block_evict_fn fn, void *ctx);
+
 /* Takes `count` blocks, each with one reference, into `blocks`: all or nothing. Evicts cached
  * blocks when too few are free. RESOURCE_EXHAUSTED, and nothing taken or evicted, when live ones
  * leave fewer. */
 MR_MUST_USE mr_status mr_block_pool_alloc(mr_block_pool *pool, uint32_t count, uint32_t *blocks);
 void mr_block_pool_ref(mr_block_pool *pool, uint32_t block);
 void mr_block_pool_unref(mr_block_pool *pool, uint32_t block);
+/* A hint: this live block is to be unreferenced soon. */
+void mr_block_pool_expect_unref(const mr_block_pool *pool, uint32_t block);
 /* A reference to a registered block, cached or live. */
 void mr_block_pool_reuse(mr_block_pool *pool, uint32_t block);
 /* Makes the index forget a registered block: it is free at its last unref, or now. */

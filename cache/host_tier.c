@@ -3,59 +3,11 @@
 
 #include "base/checked.h"
 #include "base/log.h"
+#include "cache/host_tier_internal.h"
 
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
-
-#define NONE UINT32_MAX
-
-/* A host block, and, in the first one of an entry, the entry: entry i begins with block i. */
-typedef struct slot {
-    uint32_t next;  /* of the entry, or of the free ones */
-    uint32_t block; /* of the device, while that is moving */
-
-    uint32_t count; /* blocks of the entry; 0: not the first one of any */
-    uint32_t generation;
-    bool owned;  /* somebody has the handle */
-    bool cached; /* in the table of hashes */
-    bool moving;
-    bool failed;
-    bool stuck;
-    bool referenced; /* the device's blocks are, by us */
-    mr_transfer_direction direction;
-    uint32_t move_first, move_count;
-    uint32_t moving_at; /* in the list of those */
-    uint64_t ticket;
-    uint64_t started_ns;
-    uint64_t deadline_ns;
-
-    uint8_t hash[MR_HOST_HASH_BYTES];
-    uint32_t hash_next;
-    uint32_t newer, older; /* cached, not owned and not moving: a place in the order of use */
-} slot;
-
-struct mr_host_tier {
-    mr_exec *exec;       /* borrows */
-    mr_block_pool *pool; /* borrows */
-    mr_host_tier_options options;
-    uint8_t *memory; /* owns, of the device's host_alloc, [n_slots][block_bytes] */
-    slot *slots;     /* owns, [n_slots] */
-    uint32_t n_slots;
-    uint32_t free; /* the first one */
-    uint32_t n_free;
-    uint32_t newest, oldest;
-    uint32_t n_idle;   /* in that order: can be evicted */
-    uint32_t *moving;  /* owns, [n_moving] entries */
-    uint32_t *buckets; /* owns, [n_buckets], a power of two */
-    uint32_t *blocks;  /* owns, [n_slots] scratch of a transfer */
-    uint8_t **host;    /* owns, [n_slots] scratch of a transfer */
-    uint32_t n_moving;
-    uint32_t n_buckets;
-    uint32_t n_cached;
-    double ns_per_byte;
-    mr_host_tier_stats stats; /* counters */
-};
 
 /* ---- making ---- */
 
@@ -67,7 +19,7 @@ static mr_status check_options(const mr_host_tier_options *o, const mr_exec *exe
                              "kv_host_memory: this device copies no KV blocks to host memory; set "
                              "it to 0");
     }
-    if (o->block_bytes == 0 || o->memory_bytes < o->block_bytes) {
+    if (o->block_bytes == 0 || o->block_size == 0 || o->memory_bytes < o->block_bytes) {
         return mr_fail_field(
             err, MR_INVALID_ARGUMENT, "kv_host_memory",
             "kv_host_memory is %llu bytes, less than a KV block of %llu: raise it, "
@@ -85,12 +37,13 @@ static bool allocate(mr_host_tier *t)
         t->n_buckets *= 2;
     }
     t->slots = mr_calloc(t->n_slots, sizeof(*t->slots));
+    t->tokens = mr_calloc((size_t)t->n_slots * t->options.block_size, sizeof(*t->tokens));
     t->moving = mr_calloc(t->n_slots, sizeof(*t->moving));
     t->blocks = mr_calloc(t->n_slots, sizeof(*t->blocks));
     t->host = mr_calloc(t->n_slots, sizeof(*t->host));
     t->buckets = mr_calloc(t->n_buckets, sizeof(*t->buckets));
-    if (t->slots == NULL || t->moving == NULL || t->blocks == NULL || t->host == NULL ||
-        t->buckets == NULL) {
+    if (t->slots == NULL || t->tokens == NULL || t->moving == NULL || t->blocks == NULL ||
+        t->host == NULL || t->buckets == NULL) {
         return false;
     }
     t->memory = t->exec->vt->host_alloc(t->exec, t->n_slots * t->options.block_bytes);
@@ -103,6 +56,7 @@ static void deallocate(mr_host_tier *t)
         t->exec->vt->host_free(t->exec, t->memory, t->n_slots * t->options.block_bytes);
     }
     free(t->slots);
+    free(t->tokens);
     free(t->moving);
     free(t->blocks);
     free(t->host);
@@ -127,167 +81,19 @@ mr_status mr_host_tier_create(const mr_host_tier_options *options, mr_exec *exec
                              "kv_host_memory: no memory for %llu MiB of KV blocks; lower it",
                              (unsigned long long)(options->memory_bytes >> 20));
     }
-    t->newest = NONE;
-    t->oldest = NONE;
-    t->free = NONE;
+    t->newest = MR_HOST_NONE;
+    t->oldest = MR_HOST_NONE;
+    t->free = MR_HOST_NONE;
     for (uint32_t i = t->n_slots; i-- > 0;) {
         t->slots[i].next = t->free;
         t->free = i;
     }
     t->n_free = t->n_slots;
     for (uint32_t i = 0; i < t->n_buckets; i++) {
-        t->buckets[i] = NONE;
+        t->buckets[i] = MR_HOST_NONE;
     }
     *out = t;
     return MR_OK;
-}
-
-/* ---- entries ---- */
-
-static mr_host_handle handle_of(const mr_host_tier *t, uint32_t entry)
-{
-    return (uint64_t)t->slots[entry].generation << 32 | (entry + 1);
-}
-
-/* NONE: it is void. */
-static uint32_t entry_of(const mr_host_tier *t, mr_host_handle handle)
-{
-    const uint32_t entry = (uint32_t)handle - 1;
-    const bool known = (uint32_t)handle != 0 && entry < t->n_slots && t->slots[entry].owned &&
-                       t->slots[entry].generation == handle >> 32;
-    return known ? entry : NONE;
-}
-
-/* The order of use. */
-
-static void enter_idle(mr_host_tier *t, uint32_t entry)
-{
-    t->slots[entry].older = t->newest;
-    t->slots[entry].newer = NONE;
-    if (t->newest != NONE) {
-        t->slots[t->newest].newer = entry;
-    } else {
-        t->oldest = entry;
-    }
-    t->newest = entry;
-    t->n_idle++;
-}
-
-static void leave_idle(mr_host_tier *t, uint32_t entry)
-{
-    const slot *e = &t->slots[entry];
-    if (e->newer != NONE) {
-        t->slots[e->newer].older = e->older;
-    } else {
-        t->newest = e->older;
-    }
-    if (e->older != NONE) {
-        t->slots[e->older].newer = e->newer;
-    } else {
-        t->oldest = e->newer;
-    }
-    t->n_idle--;
-}
-
-/* The table of hashes. */
-
-static uint32_t *bucket_of(const mr_host_tier *t, const uint8_t *hash)
-{
-    uint32_t bits;
-    memcpy(&bits, hash, sizeof(bits)); /* a cryptographic hash needs no other */
-    return &t->buckets[bits & (t->n_buckets - 1)];
-}
-
-static uint32_t find(const mr_host_tier *t, const uint8_t *hash)
-{
-    uint32_t entry = *bucket_of(t, hash);
-    while (entry != NONE && memcmp(t->slots[entry].hash, hash, MR_HOST_HASH_BYTES) != 0) {
-        entry = t->slots[entry].hash_next;
-    }
-    return entry;
-}
-
-static void add_hash(mr_host_tier *t, uint32_t entry, const uint8_t *hash)
-{
-    uint32_t *bucket = bucket_of(t, hash);
-    memcpy(t->slots[entry].hash, hash, MR_HOST_HASH_BYTES);
-    t->slots[entry].cached = true;
-    t->slots[entry].hash_next = *bucket;
-    *bucket = entry;
-    t->n_cached++;
-}
-
-static void remove_hash(mr_host_tier *t, uint32_t entry)
-{
-    uint32_t *at = bucket_of(t, t->slots[entry].hash);
-    while (*at != entry) {
-        at = &t->slots[*at].hash_next;
-    }
-    *at = t->slots[entry].hash_next;
-    t->slots[entry].cached = false;
-    t->n_cached--;
-}
-
-/* Of an entry that is neither moving nor in the order of use. */
-static void free_entry(mr_host_tier *t, uint32_t entry)
-{
-    slot *e = &t->slots[entry];
-    if (e->cached) {
-        remove_hash(t, entry);
-    }
-    t->n_free += e->count;
-    e->count = 0;
-    e->owned = false;
-    e->generation++;
-    uint32_t last = entry;
-    while (t->slots[last].next != NONE) {
-        last = t->slots[last].next;
-    }
-    t->slots[last].next = t->free;
-    t->free = entry;
-}
-
-/* Where an entry that does not move any more, or has no owner any more, belongs. */
-static void settle(mr_host_tier *t, uint32_t entry)
-{
-    slot *e = &t->slots[entry];
-    if (e->moving || e->owned) {
-        return;
-    }
-    if (e->cached) {
-        enter_idle(t, entry);
-    } else {
-        free_entry(t, entry);
-    }
-}
-
-/* An entry of `count` blocks, owned by nobody; NONE when there is no room. */
-static uint32_t make_entry(mr_host_tier *t, const uint32_t *blocks, uint32_t count)
-{
-    if (count == 0 || count > t->n_free + t->n_idle) {
-        return NONE;
-    }
-    while (t->n_free < count) {
-        const uint32_t oldest = t->oldest;
-        leave_idle(t, oldest);
-        free_entry(t, oldest);
-    }
-    const uint32_t entry = t->free;
-    uint32_t at = entry;
-    for (uint32_t i = 0; i < count; i++) {
-        const uint32_t next = t->slots[at].next;
-        t->slots[at].block = blocks[i];
-        if (i + 1 == count) {
-            t->slots[at].next = NONE;
-            t->free = next;
-        }
-        at = next;
-    }
-    t->n_free -= count;
-    slot *e = &t->slots[entry];
-    e->count = count;
-    e->failed = false;
-    return entry;
 }
 
 /* ---- transfers ---- */
@@ -303,7 +109,7 @@ static uint32_t nth(const mr_host_tier *t, uint32_t entry, uint32_t n)
 
 static void unref_blocks(mr_host_tier *t, uint32_t entry)
 {
-    slot *e = &t->slots[entry];
+    mr_host_slot *e = &t->slots[entry];
     uint32_t at = nth(t, entry, e->move_first);
     for (uint32_t i = 0; e->referenced && i < e->move_count; i++, at = t->slots[at].next) {
         mr_block_pool_unref(t->pool, t->slots[at].block);
@@ -311,7 +117,7 @@ static void unref_blocks(mr_host_tier *t, uint32_t entry)
     e->referenced = false;
 }
 
-static void measure(mr_host_tier *t, const slot *e)
+static void measure(mr_host_tier *t, const mr_host_slot *e)
 {
     const uint64_t now_ns = mr_clock_now(&t->options.clock);
     const double bytes = (double)e->move_count * (double)t->options.block_bytes;
@@ -324,7 +130,7 @@ static void measure(mr_host_tier *t, const slot *e)
 /* The transfer is over, well or not. */
 static void finish(mr_host_tier *t, uint32_t entry, bool well)
 {
-    slot *e = &t->slots[entry];
+    mr_host_slot *e = &t->slots[entry];
     if (well && !e->stuck) {
         t->stats.done++;
         *(e->direction == MR_TRANSFER_OUT ? &t->stats.blocks_out : &t->stats.blocks_in) +=
@@ -340,15 +146,15 @@ static void finish(mr_host_tier *t, uint32_t entry, bool well)
     e->moving = false;
     e->stuck = false;
     if (e->cached && e->failed && e->direction == MR_TRANSFER_OUT) {
-        remove_hash(t, entry); /* there is nothing to find */
+        mr_host_entry_unname(t, entry); /* there is nothing to find */
     }
-    settle(t, entry);
+    mr_host_entry_settle(t, entry);
 }
 
 /* It took too long. What a transfer out reads can be given back whatever it still does. */
 static void give_up(mr_host_tier *t, uint32_t entry)
 {
-    slot *e = &t->slots[entry];
+    mr_host_slot *e = &t->slots[entry];
     t->stats.timed_out++;
     mr_log_folded(MR_LOG_WARN, "cache", "a KV transfer took too long",
                   "direction=%s blocks=%u timeout_ms=%llu",
@@ -368,7 +174,7 @@ static void give_up(mr_host_tier *t, uint32_t entry)
 
 static void poll_entry(mr_host_tier *t, uint32_t entry)
 {
-    slot *e = &t->slots[entry];
+    mr_host_slot *e = &t->slots[entry];
     const mr_transfer_state state = t->exec->vt->transfer_poll(t->exec, e->ticket);
     if (state == MR_TRANSFER_RUNS) {
         if (!e->stuck && mr_clock_now(&t->options.clock) >= e->deadline_ns) {
@@ -391,7 +197,7 @@ void mr_host_tier_poll(mr_host_tier *t)
 static mr_status start(mr_host_tier *t, uint32_t entry, mr_transfer_direction direction,
                        uint32_t first, uint32_t count)
 {
-    slot *e = &t->slots[entry];
+    mr_host_slot *e = &t->slots[entry];
     uint32_t at = nth(t, entry, first);
     for (uint32_t i = 0; i < count; i++, at = t->slots[at].next) {
         t->blocks[i] = t->slots[at].block;
@@ -423,17 +229,17 @@ static mr_status start(mr_host_tier *t, uint32_t entry, mr_transfer_direction di
 mr_status mr_host_tier_store(mr_host_tier *t, const uint32_t *blocks, uint32_t count,
                              mr_host_handle *out)
 {
-    const uint32_t entry = make_entry(t, blocks, count);
-    if (entry == NONE) {
+    const uint32_t entry = mr_host_entry_make(t, blocks, count);
+    if (entry == MR_HOST_NONE) {
         return MR_RESOURCE_EXHAUSTED;
     }
     const mr_status status = start(t, entry, MR_TRANSFER_OUT, 0, count);
     if (status != MR_OK) {
-        free_entry(t, entry);
+        mr_host_entry_free(t, entry);
         return status;
     }
     t->slots[entry].owned = true;
-    *out = handle_of(t, entry);
+    *out = mr_host_entry_handle(t, entry);
     poll_entry(t, entry); /* it may be over already */
     return MR_OK;
 }
@@ -441,8 +247,8 @@ mr_status mr_host_tier_store(mr_host_tier *t, const uint32_t *blocks, uint32_t c
 mr_status mr_host_tier_load(mr_host_tier *t, mr_host_handle handle, uint32_t first,
                             const uint32_t *blocks, uint32_t count)
 {
-    const uint32_t entry = entry_of(t, handle);
-    MR_CHECK(entry != NONE && !t->slots[entry].moving && !t->slots[entry].failed);
+    const uint32_t entry = mr_host_entry_of(t, handle);
+    MR_CHECK(entry != MR_HOST_NONE && !t->slots[entry].moving && !t->slots[entry].failed);
     MR_CHECK(count > 0 && first <= t->slots[entry].count && count <= t->slots[entry].count - first);
     uint32_t at = nth(t, entry, first);
     for (uint32_t i = 0; i < count; i++, at = t->slots[at].next) {
@@ -455,86 +261,86 @@ mr_status mr_host_tier_load(mr_host_tier *t, mr_host_handle handle, uint32_t fir
 
 mr_host_state mr_host_tier_state(const mr_host_tier *t, mr_host_handle handle)
 {
-    const uint32_t entry = entry_of(t, handle);
-    if (entry == NONE) {
+    const uint32_t entry = mr_host_entry_of(t, handle);
+    if (entry == MR_HOST_NONE) {
         return MR_HOST_GONE;
     }
-    const slot *e = &t->slots[entry];
+    const mr_host_slot *e = &t->slots[entry];
     /* A stuck one has failed as far as its owner is concerned. */
     return e->failed ? MR_HOST_FAILED : e->moving ? MR_HOST_MOVING : MR_HOST_READY;
 }
 
 void mr_host_tier_drop(mr_host_tier *t, mr_host_handle handle)
 {
-    const uint32_t entry = entry_of(t, handle);
-    if (entry == NONE) {
+    const uint32_t entry = mr_host_entry_of(t, handle);
+    if (entry == MR_HOST_NONE) {
         return;
     }
     t->slots[entry].owned = false;
     t->slots[entry].generation++;
-    settle(t, entry);
+    mr_host_entry_settle(t, entry);
 }
 
 /* ---- cached blocks ---- */
 
-mr_status mr_host_tier_cache(mr_host_tier *t, const uint8_t hash[MR_HOST_HASH_BYTES],
-                             uint32_t block)
+mr_status mr_host_tier_cache(mr_host_tier *t, const mr_host_key *key, uint32_t block)
 {
-    uint32_t entry = find(t, hash);
-    if (entry != NONE) {
-        const slot *e = &t->slots[entry];
+    uint32_t entry = mr_host_entry_find(t, key->hash);
+    if (entry != MR_HOST_NONE) {
+        const mr_host_slot *e = &t->slots[entry];
         if (!e->owned && !e->moving) {
-            leave_idle(t, entry);
-            enter_idle(t, entry);
+            mr_host_entry_busy(t, entry);
+            mr_host_entry_idle(t, entry);
         }
         return MR_OK;
     }
-    entry = make_entry(t, &block, 1);
-    if (entry == NONE) {
+    entry = mr_host_entry_make(t, &block, 1);
+    if (entry == MR_HOST_NONE) {
         return MR_RESOURCE_EXHAUSTED;
     }
     const mr_status status = start(t, entry, MR_TRANSFER_OUT, 0, 1);
     if (status != MR_OK) {
-        free_entry(t, entry);
+        mr_host_entry_free(t, entry);
         return status;
     }
-    add_hash(t, entry, hash);
+    mr_host_entry_name(t, entry, key);
     poll_entry(t, entry);
     return MR_OK;
 }
 
-bool mr_host_tier_has(const mr_host_tier *t, const uint8_t hash[MR_HOST_HASH_BYTES])
+bool mr_host_tier_has(const mr_host_tier *t, const mr_host_key *key)
 {
-    const uint32_t entry = find(t, hash);
-    return entry != NONE && !t->slots[entry].owned && !t->slots[entry].moving;
+    const uint32_t entry = mr_host_entry_find(t, key->hash);
+    return entry != MR_HOST_NONE && !t->slots[entry].owned && !t->slots[entry].moving &&
+           memcmp(mr_host_entry_tokens(t, entry), key->tokens,
+                  t->options.block_size * sizeof(*key->tokens)) == 0;
 }
 
-mr_status mr_host_tier_pin(mr_host_tier *t, const uint8_t hash[MR_HOST_HASH_BYTES],
-                           mr_host_handle *out)
+mr_status mr_host_tier_pin(mr_host_tier *t, const mr_host_key *key, mr_host_handle *out)
 {
-    if (!mr_host_tier_has(t, hash)) {
+    if (!mr_host_tier_has(t, key)) {
         return MR_NOT_FOUND;
     }
-    const uint32_t entry = find(t, hash);
-    leave_idle(t, entry);
+    const uint32_t entry = mr_host_entry_find(t, key->hash);
+    mr_host_entry_busy(t, entry);
     t->slots[entry].owned = true;
     t->slots[entry].failed = false;
-    *out = handle_of(t, entry);
+    *out = mr_host_entry_handle(t, entry);
     return MR_OK;
 }
 
 void mr_host_tier_clear(mr_host_tier *t)
 {
     for (uint32_t i = 0; i < t->n_slots; i++) {
-        slot *e = &t->slots[i];
+        mr_host_slot *e = &t->slots[i];
         if (e->count == 0 || !e->cached) {
             continue;
         }
         if (!e->owned && !e->moving) {
-            leave_idle(t, i);
-            free_entry(t, i);
+            mr_host_entry_busy(t, i);
+            mr_host_entry_free(t, i);
         } else {
-            remove_hash(t, i);
+            mr_host_entry_unname(t, i);
         }
     }
 }
@@ -550,7 +356,7 @@ uint32_t mr_host_tier_freeing(const mr_host_tier *t)
 {
     uint32_t count = 0;
     for (uint32_t m = 0; m < t->n_moving; m++) {
-        const slot *e = &t->slots[t->moving[m]];
+        const mr_host_slot *e = &t->slots[t->moving[m]];
         uint32_t at = nth(t, t->moving[m], e->move_first);
         for (uint32_t i = 0; e->direction == MR_TRANSFER_OUT && e->referenced && i < e->move_count;
              i++, at = t->slots[at].next) {
@@ -563,6 +369,11 @@ uint32_t mr_host_tier_freeing(const mr_host_tier *t)
 double mr_host_tier_ns_per_byte(const mr_host_tier *t)
 {
     return t->ns_per_byte;
+}
+
+bool mr_host_tier_immediate(const mr_host_tier *t)
+{
+    return t->options.immediate;
 }
 
 mr_exec *mr_host_tier_exec(const mr_host_tier *t)
@@ -583,37 +394,6 @@ void mr_host_tier_stats_get(const mr_host_tier *t, mr_host_tier_stats *out)
     out->free = t->n_free;
     out->owned = t->n_slots - t->n_cached - t->n_free;
     out->moving = t->n_moving;
-}
-
-bool mr_host_tier_check(const mr_host_tier *t)
-{
-    uint32_t used = 0;
-    uint32_t cached = 0;
-    uint32_t moving = 0;
-    uint32_t stuck = 0;
-    uint32_t idle = 0;
-    for (uint32_t i = 0; i < t->n_slots; i++) {
-        const slot *e = &t->slots[i];
-        uint32_t length = e->count > 0;
-        for (uint32_t at = i; e->count > 0 && t->slots[at].next != NONE; length++) {
-            at = t->slots[at].next;
-        }
-        if (length != e->count || (e->cached && e->count != 1) ||
-            (e->moving && t->moving[e->moving_at] != i)) {
-            return false;
-        }
-        used += e->count;
-        cached += e->count > 0 && e->cached;
-        moving += e->count > 0 && e->moving;
-        stuck += e->count > 0 && e->stuck;
-    }
-    for (uint32_t i = t->newest; i != NONE && idle <= t->n_idle; i = t->slots[i].older, idle++) {
-        if (t->slots[i].owned || t->slots[i].moving || !t->slots[i].cached) {
-            return false;
-        }
-    }
-    return used + t->n_free == t->n_slots && cached == t->n_cached && moving == t->n_moving &&
-           stuck == t->stats.stuck && idle == t->n_idle;
 }
 
 /* ---- the end ---- */

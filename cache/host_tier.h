@@ -22,12 +22,11 @@
 #include "base/clock.h"
 #include "base/status.h"
 #include "cache/block_pool.h"
+#include "cache/prefix_hash.h"
 #include "kernels/backend.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-#define MR_HOST_HASH_BYTES 32u
 
 typedef struct mr_host_tier mr_host_tier;
 typedef uint64_t mr_host_handle; /* 0: none; stale ones are recognised */
@@ -35,9 +34,17 @@ typedef uint64_t mr_host_handle; /* 0: none; stale ones are recognised */
 typedef struct mr_host_tier_options {
     uint64_t memory_bytes; /* at most so much; at least a block */
     uint64_t block_bytes;  /* mr_kv_block_bytes() */
+    uint32_t block_size;   /* tokens of a block */
     uint64_t timeout_ns;   /* of a transfer */
+    bool immediate;        /* the device's transfers are over when they have started */
     mr_clock clock;
 } mr_host_tier_options;
+
+/* What a cached block is found by, and compared with. Borrowed for the call. */
+typedef struct mr_host_key {
+    const mr_block_hash *hash;
+    const uint32_t *tokens; /* [block_size] */
+} mr_host_key;
 
 typedef enum mr_host_state {
     MR_HOST_GONE, /* no such entry */
@@ -81,15 +88,15 @@ mr_host_state mr_host_tier_state(const mr_host_tier *tier, mr_host_handle handle
 /* Gives the entry up, in any state; the handle is void. A cached one stays cached. */
 void mr_host_tier_drop(mr_host_tier *tier, mr_host_handle handle);
 
-/* Starts to copy a block whose content `hash` names out, to be found again until it is evicted. OK
- * too if it is there already. Errors as store(). */
-MR_MUST_USE mr_status mr_host_tier_cache(mr_host_tier *tier, const uint8_t hash[MR_HOST_HASH_BYTES],
+/* Starts to copy a live block out, to be found again until it is evicted. OK too if its hash is
+ * there already. Errors as store(). */
+MR_MUST_USE mr_status mr_host_tier_cache(mr_host_tier *tier, const mr_host_key *key,
                                          uint32_t block);
 /* Whether pin() would give it. */
-bool mr_host_tier_has(const mr_host_tier *tier, const uint8_t hash[MR_HOST_HASH_BYTES]);
+bool mr_host_tier_has(const mr_host_tier *tier, const mr_host_key *key);
 /* A handle on a cached block, READY, for load(); it is not evicted before it is dropped. NOT_FOUND
  * when there is none, or another has it. */
-MR_MUST_USE mr_status mr_host_tier_pin(mr_host_tier *tier, const uint8_t hash[MR_HOST_HASH_BYTES],
+MR_MUST_USE mr_status mr_host_tier_pin(mr_host_tier *tier, const mr_host_key *key,
                                        mr_host_handle *out);
 /* Forgets all cached blocks. */
 void mr_host_tier_clear(mr_host_tier *tier);
@@ -102,6 +109,9 @@ bool mr_host_tier_moving(const mr_host_tier *tier);
 uint32_t mr_host_tier_freeing(const mr_host_tier *tier);
 /* Nanoseconds that a byte took lately, one way; 0: not known yet. */
 double mr_host_tier_ns_per_byte(const mr_host_tier *tier);
+/* Whether transfers are over when they have started: then blocks may be copied out in the moment
+ * that they are given to somebody else. */
+bool mr_host_tier_immediate(const mr_host_tier *tier);
 mr_exec *mr_host_tier_exec(const mr_host_tier *tier);
 uint64_t mr_host_tier_block_bytes(const mr_host_tier *tier);
 void mr_host_tier_stats_get(const mr_host_tier *tier, mr_host_tier_stats *out);

@@ -2,31 +2,40 @@
 #include "cache/prefix_index.h"
 
 #include "base/checked.h"
+#include "cache/idle_order.h"
 #include "kernels/batch.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* A line of the processor's cache: they lie apart, and fetching them is most of the work. */
 typedef struct entry {
-    mr_block_hash hash;
+    _Alignas(64) mr_block_hash hash;
     uint64_t serial;        /* of the registration; 0: not registered */
     uint64_t parent_serial; /* of the parent's, 0: none; another one by now: the parent is gone */
-    uint64_t idle_since;    /* tick */
     uint32_t parent;        /* block */
     uint32_t n_children;
-    uint32_t place; /* in the heap, from 1 on; 0: busy */
 } entry;
+
+/* How many removals ahead a bucket is fetched; less than MR_IDLE_AHEAD. */
+#define NEAR 4u
+
+/* Of the map. The beginning of the hash stands beside the block, so that passing one by reads no
+ * entry. */
+typedef struct bucket {
+    uint32_t block; /* MR_NULL_BLOCK: free */
+    uint32_t tag;
+} bucket;
 
 struct mr_prefix_index {
     uint32_t n_blocks;
     uint32_t block_size;
-    uint32_t mask;      /* buckets − 1 */
-    uint32_t n_idle;    /* of the heap */
-    uint32_t n_known;   /* registered */
-    entry *entries;     /* [n_blocks] */
-    uint32_t *tokens;   /* [n_blocks][block_size] */
-    uint32_t *buckets;  /* [mask + 1] blocks by hash, linear probing; MR_NULL_BLOCK: free */
-    uint32_t *heap;     /* [n_blocks] idle blocks, who goes first on top */
+    uint32_t mask;    /* buckets − 1 */
+    uint32_t n_known; /* registered */
+    entry *entries;   /* [n_blocks] */
+    uint32_t *tokens; /* [n_blocks][block_size] */
+    bucket *buckets;  /* [mask + 1] blocks by hash, linear probing */
+    mr_idle_order idle;
     uint32_t *children; /* [n_blocks] scratch of check() */
     uint64_t serial;
     uint64_t tick;
@@ -53,13 +62,13 @@ mr_status mr_prefix_index_create(uint32_t n_blocks, uint32_t block_size, mr_pref
     index->n_blocks = n_blocks;
     index->block_size = block_size;
     index->mask = buckets - 1;
-    index->entries = mr_calloc(n_blocks, sizeof(*index->entries));
-    index->tokens = mr_calloc((size_t)n_blocks * block_size, sizeof(*index->tokens));
+    index->entries = mr_alloc_aligned(n_blocks * sizeof(*index->entries));
+    index->tokens = mr_alloc_aligned((size_t)n_blocks * block_size * sizeof(*index->tokens));
     index->buckets = mr_calloc(buckets, sizeof(*index->buckets));
-    index->heap = mr_calloc(n_blocks, sizeof(*index->heap));
     index->children = mr_calloc(n_blocks, sizeof(*index->children));
-    if (index->entries == NULL || index->tokens == NULL || index->buckets == NULL ||
-        index->heap == NULL || index->children == NULL) {
+    const mr_status status = mr_idle_order_init(&index->idle, n_blocks);
+    if (status != MR_OK || index->entries == NULL || index->tokens == NULL ||
+        index->buckets == NULL || index->children == NULL) {
         mr_prefix_index_destroy(index);
         return MR_RESOURCE_EXHAUSTED;
     }
@@ -78,7 +87,7 @@ void mr_prefix_index_destroy(mr_prefix_index *index)
     free(index->entries);
     free(index->tokens);
     free(index->buckets);
-    free(index->heap);
+    mr_idle_order_deinit(&index->idle);
     free(index->children);
     free(index);
 }
@@ -129,19 +138,21 @@ static void tell(mr_prefix_index *index, mr_prefix_event_kind kind, const mr_blo
 
 /* ---- the map ---- */
 
-static uint32_t home_of(const mr_prefix_index *index, const mr_block_hash *hash)
+static uint32_t tag_of(const mr_block_hash *hash)
 {
     uint32_t first;
     memcpy(&first, hash->bytes, sizeof(first));
-    return first & index->mask;
+    return first;
 }
 
 /* The bucket of `hash`, or the free one where it would go. */
 static uint32_t bucket_of(const mr_prefix_index *index, const mr_block_hash *hash)
 {
-    uint32_t at = home_of(index, hash);
-    while (index->buckets[at] != MR_NULL_BLOCK &&
-           memcmp(&index->entries[index->buckets[at]].hash, hash, sizeof(*hash)) != 0) {
+    const uint32_t tag = tag_of(hash);
+    uint32_t at = tag & index->mask;
+    while (index->buckets[at].block != MR_NULL_BLOCK &&
+           (index->buckets[at].tag != tag ||
+            memcmp(&index->entries[index->buckets[at].block].hash, hash, sizeof(*hash)) != 0)) {
         at = (at + 1) & index->mask;
     }
     return at;
@@ -153,17 +164,16 @@ static void empty_bucket(mr_prefix_index *index, uint32_t hole)
     uint32_t at = hole;
     for (;;) {
         at = (at + 1) & index->mask;
-        const uint32_t block = index->buckets[at];
-        if (block == MR_NULL_BLOCK) {
+        const bucket next = index->buckets[at];
+        if (next.block == MR_NULL_BLOCK) {
             break;
         }
-        const uint32_t home = home_of(index, &index->entries[block].hash);
-        if (((at - home) & index->mask) >= ((at - hole) & index->mask)) {
-            index->buckets[hole] = block;
+        if (((at - next.tag) & index->mask) >= ((at - hole) & index->mask)) {
+            index->buckets[hole] = next;
             hole = at;
         }
     }
-    index->buckets[hole] = MR_NULL_BLOCK;
+    index->buckets[hole].block = MR_NULL_BLOCK;
 }
 
 static const uint32_t *tokens_of(const mr_prefix_index *index, uint32_t block)
@@ -174,16 +184,28 @@ static const uint32_t *tokens_of(const mr_prefix_index *index, uint32_t block)
 uint32_t mr_prefix_index_find(const mr_prefix_index *index, const mr_block_hash *hash,
                               const uint32_t *tokens)
 {
-    const uint32_t block = index->buckets[bucket_of(index, hash)];
+    const uint32_t block = index->buckets[bucket_of(index, hash)].block;
     const size_t bytes = index->block_size * sizeof(*tokens);
     return block != MR_NULL_BLOCK && memcmp(tokens_of(index, block), tokens, bytes) == 0
                ? block
                : MR_NULL_BLOCK;
 }
 
-bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash)
+/* Looks at the block where the hash is likely to be first: its entry is needed anyway. */
+static uint32_t find_from(const mr_prefix_index *index, const mr_block_hash *hash, uint32_t likely)
 {
-    return index->buckets[bucket_of(index, hash)] != MR_NULL_BLOCK;
+    const entry *e = &index->entries[likely];
+    if (e->serial != 0 && memcmp(&e->hash, hash, sizeof(*hash)) == 0) {
+        return likely;
+    }
+    return index->buckets[bucket_of(index, hash)].block;
+}
+
+bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash,
+                              uint32_t likely)
+{
+    MR_CHECK(likely < index->n_blocks);
+    return find_from(index, hash, likely) != MR_NULL_BLOCK;
 }
 
 bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block)
@@ -192,90 +214,41 @@ bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block)
     return index->entries[block].serial != 0;
 }
 
-/* ---- the heap of idle blocks ---- */
-
-static bool goes_before(const mr_prefix_index *index, uint32_t a, uint32_t b)
-{
-    const entry *x = &index->entries[a];
-    const entry *y = &index->entries[b];
-    const bool inner_x = x->n_children > 0;
-    const bool inner_y = y->n_children > 0;
-    return inner_x != inner_y ? inner_y : x->idle_since < y->idle_since;
-}
-
-static void put_at(mr_prefix_index *index, uint32_t at, uint32_t block)
-{
-    index->heap[at] = block;
-    index->entries[block].place = at + 1;
-}
-
-static void sift_up(mr_prefix_index *index, uint32_t at)
-{
-    const uint32_t block = index->heap[at];
-    while (at > 0 && goes_before(index, block, index->heap[(at - 1) / 2])) {
-        put_at(index, at, index->heap[(at - 1) / 2]);
-        at = (at - 1) / 2;
-    }
-    put_at(index, at, block);
-}
-
-static void sift_down(mr_prefix_index *index, uint32_t at)
-{
-    const uint32_t block = index->heap[at];
-    for (uint32_t child = 2 * at + 1; child < index->n_idle; child = 2 * at + 1) {
-        if (child + 1 < index->n_idle &&
-            goes_before(index, index->heap[child + 1], index->heap[child])) {
-            child++;
-        }
-        if (!goes_before(index, index->heap[child], block)) {
-            break;
-        }
-        put_at(index, at, index->heap[child]);
-        at = child;
-    }
-    put_at(index, at, block);
-}
-
-/* After the order of a block may have changed; a busy one is in no order. */
-static void reorder(mr_prefix_index *index, uint32_t block)
-{
-    if (index->entries[block].place != 0) {
-        sift_up(index, index->entries[block].place - 1);
-        sift_down(index, index->entries[block].place - 1);
-    }
-}
+/* ---- idle blocks ---- */
 
 void mr_prefix_index_idle(mr_prefix_index *index, uint32_t block)
 {
-    entry *e = &index->entries[block];
-    MR_CHECK(e->serial != 0 && e->place == 0);
-    e->idle_since = ++index->tick;
-    put_at(index, index->n_idle++, block);
-    sift_up(index, index->n_idle - 1);
+    const entry *e = &index->entries[block];
+    MR_CHECK(e->serial != 0);
+    mr_idle_order_add(&index->idle, block, e->n_children > 0);
 }
 
 void mr_prefix_index_busy(mr_prefix_index *index, uint32_t block)
 {
-    entry *e = &index->entries[block];
-    MR_CHECK(e->serial != 0 && e->place != 0);
-    const uint32_t at = e->place - 1;
-    const uint32_t last = index->heap[--index->n_idle];
-    e->place = 0;
-    if (last != block) {
-        put_at(index, at, last);
-        reorder(index, last);
-    }
+    MR_CHECK(index->entries[block].serial != 0);
+    mr_idle_order_remove(&index->idle, block);
 }
 
 uint32_t mr_prefix_index_oldest(const mr_prefix_index *index)
 {
-    MR_CHECK(index->n_idle > 0);
-    return index->heap[0];
+    return mr_idle_order_first(&index->idle);
+}
+
+const mr_block_hash *mr_prefix_index_hash(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(mr_prefix_index_has_block(index, block));
+    return &index->entries[block].hash;
+}
+
+const uint32_t *mr_prefix_index_tokens(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(mr_prefix_index_has_block(index, block));
+    return index->tokens + (size_t)block * index->block_size;
 }
 
 uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index)
 {
-    return index->n_idle;
+    return mr_idle_order_count(&index->idle);
 }
 
 uint32_t mr_prefix_index_count(const mr_prefix_index *index)
@@ -293,30 +266,61 @@ static uint32_t parent_of(const mr_prefix_index *index, const entry *e)
     return there ? e->parent : MR_NULL_BLOCK;
 }
 
+void mr_prefix_index_expect(const mr_prefix_index *index, const mr_block_hash *hash, uint32_t block)
+{
+    MR_CHECK(block < index->n_blocks);
+    __builtin_prefetch(&index->buckets[tag_of(hash) & index->mask], 1);
+    __builtin_prefetch(&index->entries[block], 1);
+    __builtin_prefetch(index->tokens + (size_t)block * index->block_size, 1);
+}
+
+void mr_prefix_index_expect_idle(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(block < index->n_blocks);
+    __builtin_prefetch(&index->entries[block], 1);
+    mr_idle_order_expect(&index->idle, block);
+}
+
+/* Once a chain's end is gone, the rest of it goes in the order of the list. The places and entries
+ * of those up to NEAR were asked for when blocks before them went. */
+void mr_prefix_index_expect_removals(const mr_prefix_index *index)
+{
+    const mr_idle_order *idle = &index->idle;
+    uint32_t block = mr_idle_order_next_listed(idle, MR_NULL_BLOCK);
+    const uint32_t later = mr_idle_order_later_listed(idle, block);
+    __builtin_prefetch(&index->entries[later], 1);
+    mr_idle_order_expect(idle, later);
+    for (uint32_t i = 0; i < NEAR && block != MR_NULL_BLOCK; i++) {
+        block = mr_idle_order_next_listed(idle, block);
+    }
+    __builtin_prefetch(&index->buckets[tag_of(&index->entries[block].hash) & index->mask], 1);
+}
+
 bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *wanted)
 {
-    MR_CHECK(wanted->block != MR_NULL_BLOCK && wanted->block < index->n_blocks);
+    MR_CHECK(wanted->block != MR_NULL_BLOCK && wanted->block < index->n_blocks &&
+             wanted->before < index->n_blocks);
     entry *e = &index->entries[wanted->block];
     MR_CHECK(e->serial == 0);
     uint32_t parent = MR_NULL_BLOCK;
     if (wanted->parent != NULL) {
-        parent = index->buckets[bucket_of(index, wanted->parent)];
+        parent = find_from(index, wanted->parent, wanted->before);
         if (parent == MR_NULL_BLOCK) {
             return false;
         }
     }
-    const uint32_t bucket = bucket_of(index, wanted->hash);
-    if (index->buckets[bucket] != MR_NULL_BLOCK) {
+    bucket *place = &index->buckets[bucket_of(index, wanted->hash)];
+    if (place->block != MR_NULL_BLOCK) {
         return false;
     }
-    index->buckets[bucket] = wanted->block;
+    *place = (bucket){wanted->block, tag_of(wanted->hash)};
     *e = (entry){.hash = *wanted->hash, .serial = ++index->serial, .parent = parent};
     memcpy(index->tokens + (size_t)wanted->block * index->block_size, wanted->tokens,
            index->block_size * sizeof(*wanted->tokens));
     if (parent != MR_NULL_BLOCK) {
         e->parent_serial = index->entries[parent].serial;
         index->entries[parent].n_children++;
-        reorder(index, parent);
+        mr_idle_order_update(&index->idle, parent, true);
     }
     index->n_known++;
     tell(index, MR_PREFIX_ADDED, &e->hash);
@@ -327,13 +331,14 @@ void mr_prefix_index_remove(mr_prefix_index *index, uint32_t block)
 {
     MR_CHECK(mr_prefix_index_has_block(index, block));
     entry *e = &index->entries[block];
-    if (e->place != 0) {
-        mr_prefix_index_busy(index, block);
+    if (mr_idle_order_has(&index->idle, block)) {
+        mr_idle_order_remove(&index->idle, block);
     }
     const uint32_t parent = parent_of(index, e);
     if (parent != MR_NULL_BLOCK) {
-        index->entries[parent].n_children--;
-        reorder(index, parent);
+        entry *above = &index->entries[parent];
+        above->n_children--;
+        mr_idle_order_update(&index->idle, parent, above->n_children > 0);
     }
     empty_bucket(index, bucket_of(index, &e->hash));
     tell(index, MR_PREFIX_REMOVED, &e->hash);
@@ -346,9 +351,8 @@ void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation)
     memset(index->buckets, 0, ((size_t)index->mask + 1) * sizeof(*index->buckets));
     for (uint32_t block = 1; block < index->n_blocks; block++) {
         index->entries[block].serial = 0;
-        index->entries[block].place = 0;
     }
-    index->n_idle = 0;
+    mr_idle_order_clear(&index->idle);
     index->n_known = 0;
     index->epoch++;
     index->generation = generation;
@@ -367,35 +371,22 @@ uint32_t mr_prefix_index_generation(const mr_prefix_index *index)
 
 /* ---- the invariant ---- */
 
-static bool check_heap(const mr_prefix_index *index)
-{
-    for (uint32_t i = 0; i < index->n_idle; i++) {
-        const uint32_t block = index->heap[i];
-        if (block == MR_NULL_BLOCK || block >= index->n_blocks ||
-            index->entries[block].serial == 0 || index->entries[block].place != i + 1 ||
-            (i > 0 && !goes_before(index, index->heap[(i - 1) / 2], block))) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool mr_prefix_index_check(const mr_prefix_index *index)
 {
     uint32_t in_buckets = 0;
     for (uint32_t i = 0; i <= index->mask; i++) {
-        in_buckets += index->buckets[i] != MR_NULL_BLOCK;
+        in_buckets += index->buckets[i].block != MR_NULL_BLOCK;
     }
     memset(index->children, 0, index->n_blocks * sizeof(*index->children));
     uint32_t registered = 0;
-    uint32_t idle = 0;
+    uint32_t idle = 0; /* of the registered ones, so that no other is */
     for (uint32_t block = 1; block < index->n_blocks; block++) {
         const entry *e = &index->entries[block];
         if (e->serial != 0) {
             registered++;
-            idle += e->place != 0;
+            idle += mr_idle_order_has(&index->idle, block);
             index->children[parent_of(index, e)]++;
-            if (index->buckets[bucket_of(index, &e->hash)] != block) {
+            if (index->buckets[bucket_of(index, &e->hash)].block != block) {
                 return false;
             }
         }
@@ -406,6 +397,6 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
             return false;
         }
     }
-    return registered == in_buckets && registered == index->n_known && idle == index->n_idle &&
-           check_heap(index);
+    return registered == in_buckets && registered == index->n_known &&
+           idle == mr_idle_order_count(&index->idle) && mr_idle_order_check(&index->idle);
 }

@@ -65,12 +65,22 @@ typedef struct mr_prefix_entry {
     const mr_block_hash *parent; /* NULL: the first of its chain */
     const uint32_t *tokens;      /* [block_size] copied */
     uint32_t block;              /* busy, computed, not registered */
+    uint32_t before;             /* where the parent is likely to be; MR_NULL_BLOCK: no idea */
 } mr_prefix_entry;
 
+/* Hints: what follows is mostly waiting for memory, which is fetched meanwhile. A block will be
+ * registered under this hash soon, or become idle; or one is removed, and others of its chain are
+ * next. */
+void mr_prefix_index_expect(const mr_prefix_index *index, const mr_block_hash *hash,
+                            uint32_t block);
+void mr_prefix_index_expect_idle(const mr_prefix_index *index, uint32_t block);
+void mr_prefix_index_expect_removals(const mr_prefix_index *index);
 /* Registers a block. False, and nothing done, when the hash is there already (under a twin, or one
  * that collides), or its parent is not, so that nobody would find it. */
 bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *entry);
-bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash);
+/* Whether a block is registered under this hash: the likely one, or another. */
+bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash,
+                              uint32_t likely);
 bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block);
 
 /* The pool's side. A registered block lost its last reference, or has one again. */
@@ -80,6 +90,9 @@ void mr_prefix_index_busy(mr_prefix_index *index, uint32_t block);
 void mr_prefix_index_remove(mr_prefix_index *index, uint32_t block);
 /* The idle block to go first; there is one. */
 uint32_t mr_prefix_index_oldest(const mr_prefix_index *index);
+/* What a registered block is found by: hash and tokens, borrowed until it is removed. */
+const mr_block_hash *mr_prefix_index_hash(const mr_prefix_index *index, uint32_t block);
+const uint32_t *mr_prefix_index_tokens(const mr_prefix_index *index, uint32_t block);
 uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index);
 /* Registered blocks, busy and idle. */
 uint32_t mr_prefix_index_count(const mr_prefix_index *index);

@@ -145,6 +145,14 @@ void mr_rope_dynamic(const mr_plan_rope *rope, uint32_t length, float *inv_freq)
     }
 }
 
+uint32_t mr_rope_class(const mr_plan_rope *rope, uint32_t prompt_tokens)
+{
+    if (rope->rule == MR_ROPE_FIXED || prompt_tokens <= rope->original) {
+        return 0;
+    }
+    return rope->rule == MR_ROPE_TWO ? 1 : prompt_tokens;
+}
+
 const char *mr_op_name(mr_op_kind kind)
 {
     static const char *const names[] = {

@@ -101,6 +101,11 @@ typedef struct mr_plan_rope {
  * tokens of theta itself. */
 void mr_rope_dynamic(const mr_plan_rope *rope, uint32_t length, float *inv_freq);
 
+/* Two prompts of a common beginning have the same keys for it iff this is the same for their
+ * lengths: 0 where the frequencies are those of short prompts. For indices of computed
+ * prefixes. */
+uint32_t mr_rope_class(const mr_plan_rope *rope, uint32_t prompt_tokens);
+
 typedef struct mr_plan_kv {
     uint32_t layers;
     uint32_t heads;      /* G */

@@ -86,7 +86,9 @@ mr_status mr_format_refuse(const void *data, size_t size, mr_error *err)
         }
     }
     if (is_safetensors(bytes, size)) {
-        return mr_fail(err, MR_UNIMPLEMENTED, "not a GGUF file but a safetensors file; " CONVERT);
+        return mr_fail(err, MR_UNIMPLEMENTED,
+                       "not a GGUF file but a safetensors file; give the directory that it is in, "
+                       "with its config.json");
     }
     if (size < 4 && memcmp(bytes, "GGUF", size) == 0) {
         return mr_fail(err, MR_DATA_LOSS,

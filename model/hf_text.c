@@ -1,43 +1,14 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/hf_text.h"
 
-#include "base/checked.h"
-#include "base/file_map.h"
 #include "base/log.h"
-#include "base/utf8.h"
+#include "model/hf_json.h"
 #include "model/tokenizer_json.h"
-
-#include <errno.h>
-#include <stdio.h>
-#include <stdlib.h>
-#include <string.h>
-#include <unistd.h>
 
 #define TOKENIZER        "tokenizer.json"
 #define TOKENIZER_CONFIG "tokenizer_config.json"
 #define TEMPLATE         "chat_template.jinja"
 #define SENTENCEPIECE    "tokenizer.model"
-
-/* Maps a file of the directory; *found is false if there is none. */
-static mr_status map_file(const char *directory, const char *name, mr_file_map *map, bool *found,
-                          mr_error *err)
-{
-    *map = (mr_file_map){0};
-    *found = false;
-    const size_t bytes = strlen(directory) + strlen(name) + 2;
-    char *path = mr_calloc(bytes, 1);
-    if (path == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open %s", name);
-    }
-    snprintf(path, bytes, "%s/%s", directory, name);
-    mr_status status = MR_OK;
-    if (access(path, F_OK) == 0 || errno != ENOENT) {
-        *found = true;
-        status = mr_file_map_open(path, map, err);
-    }
-    free(path);
-    return status;
-}
 
 /* What the files of a directory say, before it is put together. */
 typedef struct parts {
@@ -58,7 +29,7 @@ static mr_status in_file(mr_status status, const char *name, mr_error *err)
 static mr_status read_config(const char *directory, parts *p, mr_error *err)
 {
     bool found;
-    MR_TRY(map_file(directory, TOKENIZER_CONFIG, &p->config_file, &found, err));
+    MR_TRY(mr_hf_map_file(directory, TOKENIZER_CONFIG, &p->config_file, &found, err));
     return found ? in_file(mr_tokenizer_config_parse(p->config_file.data, p->config_file.size,
                                                      &p->config, err),
                            TOKENIZER_CONFIG, err)
@@ -68,14 +39,14 @@ static mr_status read_config(const char *directory, parts *p, mr_error *err)
 static mr_status read_tokenizer(const char *directory, parts *p, mr_tokenizer **out, mr_error *err)
 {
     bool found;
-    MR_TRY(map_file(directory, TOKENIZER, &p->tokenizer, &found, err));
+    MR_TRY(mr_hf_map_file(directory, TOKENIZER, &p->tokenizer, &found, err));
     if (found) {
         return in_file(
             mr_tokenizer_json_create(p->tokenizer.data, p->tokenizer.size, &p->config, out, err),
             TOKENIZER, err);
     }
-    mr_file_map other;
-    MR_TRY(map_file(directory, SENTENCEPIECE, &other, &found, err));
+    mr_file_map other = {0};
+    MR_TRY(mr_hf_map_file(directory, SENTENCEPIECE, &other, &found, err));
     mr_file_map_close(&other);
     if (found) {
         mr_log(MR_LOG_WARN, "model",
@@ -88,7 +59,7 @@ static mr_status read_tokenizer(const char *directory, parts *p, mr_tokenizer **
 static mr_status read_chat(const char *directory, parts *p, mr_chat_template **out, mr_error *err)
 {
     bool found;
-    MR_TRY(map_file(directory, TEMPLATE, &p->template_file, &found, err));
+    MR_TRY(mr_hf_map_file(directory, TEMPLATE, &p->template_file, &found, err));
     const mr_bytes text = found
                               ? (mr_bytes){.data = p->template_file.size > 0 ? p->template_file.data
                                                                              : (const uint8_t *)"",

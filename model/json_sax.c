@@ -3,6 +3,7 @@
 
 #include "base/buffer.h"
 #include "base/checked.h"
+#include "base/utf8.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -193,6 +194,12 @@ mr_status mr_json_sax_parse(const void *data, size_t size, size_t max_bytes,
         return mr_fail(err, MR_DATA_LOSS,
                        "JSON of %zu bytes where 1 to %zu are allowed; the file is corrupt", size,
                        max_bytes);
+    }
+    size_t bad = 0;
+    /* yajl takes some overlong forms. */
+    if (!mr_utf8_valid(data, size, &bad)) {
+        return mr_fail(err, MR_DATA_LOSS, "JSON that is not UTF-8 at byte %zu; the file is corrupt",
+                       bad);
     }
     parser *p = mr_calloc(1, sizeof(*p));
     if (p == NULL) {

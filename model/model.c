@@ -14,6 +14,7 @@
 #include "model/hf_json.h"
 #include "model/hf_text.h"
 #include "model/model_internal.h"
+#include "model/rope.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -163,6 +164,7 @@ static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
     mr_plan *plan;
     MR_TRY(mr_model_plan(model, &plan, err));
     measure_weights(&model->config, plan);
+    mr_rope_describe(&model->config);
     mr_plan_destroy(plan);
     if (tensors_of(model) != NULL) {
         log_unused(tensors_of(model), label);
@@ -251,26 +253,22 @@ static mr_status load_config(mr_model *model, const char *dir, mr_error *err)
     return status;
 }
 
-/* Tokenizer and chat template, and the end of text that they name. Rows of the embedding beyond the
- * vocabulary are padding. */
+/* Tokenizer and chat template, and the end of text that their files name. */
 static mr_status load_directory_text(mr_model *model, const char *dir, mr_error *err)
 {
     mr_hf_text text;
+    const uint32_t vocab_size = model->config.vocab_size;
     MR_TRY(mr_hf_text_open(dir, &text, err));
     model->tokenizer = text.tokenizer;
     model->chat = text.chat;
-    if (text.tokenizer == NULL) {
-        return MR_OK;
-    }
-    const uint32_t size = mr_tokenizer_vocab_size(text.tokenizer);
-    if (size > model->config.vocab_size) {
+    if (text.tokenizer != NULL && mr_tokenizer_vocab_size(text.tokenizer) > vocab_size) {
         return mr_fail(err, MR_DATA_LOSS,
-                       "tokenizer.json has ids up to %" PRIu32 ", and config.json a vocab_size of "
-                       "%" PRIu32 "; the files are not of one model",
-                       size - 1, model->config.vocab_size);
+                       "tokenizer.json has %" PRIu32 " tokens where the embedding has %" PRIu32
+                       " rows; the files do not belong together",
+                       mr_tokenizer_vocab_size(text.tokenizer), vocab_size);
     }
-    return text.eos_id == UINT32_MAX ? MR_OK
-                                     : mr_model_config_add_eos(&model->config, text.eos_id, err);
+    return text.eos_id != UINT32_MAX ? mr_model_config_add_eos(&model->config, text.eos_id, err)
+                                     : MR_OK;
 }
 
 static mr_status load_directory(mr_model *model, const char *dir, mr_error *err)
@@ -393,25 +391,19 @@ mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
 {
     *out = NULL;
     const bool directory = is_directory(path);
-    mr_model *model = mr_calloc(1, sizeof(*model));
-    if (model == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
+    mr_file_map map = {0};
+    if (!directory) {
+        MR_TRY(mr_file_map_open(path, &map, err));
     }
     mr_error local = {0};
-    mr_status status = directory ? MR_OK : mr_file_map_open(path, &model->map, err);
-    if (status == MR_OK) {
-        status = load_text(model, path, directory, &local);
-        if (status != MR_OK) {
-            char shown[SHOWN_PATH_BYTES];
-            (void)mr_fail(err, status, "%s: %s", shown_path(path, shown), local.message);
-        }
+    mr_model *model = make_model();
+    if (model == NULL) {
+        mr_file_map_close(&map);
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
     }
-    if (status != MR_OK) {
-        mr_model_close(model);
-        return status;
-    }
-    *out = model;
-    return MR_OK;
+    model->map = map;
+    const mr_status status = load_text(model, path, directory, &local);
+    return finish_open(model, status, path, &local, out, err);
 }
 
 void mr_model_close(mr_model *model)

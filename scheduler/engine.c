@@ -185,6 +185,8 @@ static mr_status create_tier(mr_engine *engine, const mr_engine_options *options
     const mr_host_tier_options tier = {
         .memory_bytes = options->host_memory,
         .block_bytes = options->block_bytes,
+        .block_size = options->block_size,
+        .immediate = !options->asynchronous,
         .timeout_ns = TRANSFER_TIMEOUT_NS,
         .clock = options->clock,
     };

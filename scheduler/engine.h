@@ -22,6 +22,7 @@ typedef struct mr_engine_options {
     uint32_t prefix_events; /* capacity of mr_engine_prefix_events(); 0: none */
     uint64_t host_memory;   /* bytes of the host tier; 0: none */
     uint64_t block_bytes;   /* mr_kv_block_bytes(); with a host tier only */
+    bool asynchronous;      /* as mr_backend_info has it; with a host tier only */
     mr_clock clock;
 } mr_engine_options;
 

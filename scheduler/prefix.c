@@ -3,6 +3,10 @@
 
 #include "base/checked.h"
 #include "scheduler/internal.h"
+#include "scheduler/swap.h"
+
+/* Blocks whose places are fetched while those before them are registered. */
+#define AHEAD 8u
 
 /* NULL: the sequence neither finds nor registers anything. */
 static mr_prefix_index *index_of(const mr_scheduler *s, const mr_sequence *sequence)
@@ -85,6 +89,60 @@ void mr_scheduler_prefix_take(mr_scheduler *s, mr_sequence *sequence, const mr_p
     }
 }
 
+/* True when the block of the sequence has come from the host tier. */
+static bool promote_block(mr_scheduler *s, const mr_sequence *sequence, uint32_t block)
+{
+    mr_host_tier *tier = s->options.host_tier;
+    const mr_host_key key = {.hash = hash_at(s, sequence, block),
+                             .tokens = sequence->tokens + (size_t)block * s->block_size};
+    mr_host_handle handle;
+    if (mr_host_tier_pin(tier, &key, &handle) != MR_OK) {
+        return false;
+    }
+    const bool found = mr_swap_settle_copies(s) &&
+                       mr_host_tier_load(tier, handle, 0, &sequence->blocks[block], 1) == MR_OK &&
+                       mr_host_tier_state(tier, handle) == MR_HOST_READY;
+    mr_host_tier_drop(tier, handle);
+    return found;
+}
+
+void mr_scheduler_prefix_promote(mr_scheduler *s, mr_sequence *sequence)
+{
+    const mr_host_tier *tier = s->options.host_tier;
+    if (tier == NULL || !mr_host_tier_immediate(tier) || index_of(s, sequence) == NULL ||
+        sequence->kept != 0) {
+        return;
+    }
+    const uint32_t before = sequence->n_computed;
+    const uint32_t limit = mr_scheduler_prefix_limit(s, sequence);
+    for (uint32_t block = before / s->block_size;
+         block < limit && promote_block(s, sequence, block); block++) {
+        sequence->n_computed += s->block_size;
+    }
+    mr_request *request = sequence->request;
+    if (request->usage.scheduled_ns == 0 && request->prompt_logprobs == NULL) {
+        request->usage.cached_tokens = sequence->n_computed;
+        s->stats.prefix_hits += sequence->n_computed - before;
+    }
+}
+
+static void demote(void *ctx, uint32_t block)
+{
+    const mr_scheduler *s = ctx;
+    const mr_prefix_index *index = mr_block_pool_index(s->pool);
+    const mr_host_key key = {.hash = mr_prefix_index_hash(index, block),
+                             .tokens = mr_prefix_index_tokens(index, block)};
+    if (mr_host_tier_cache(s->options.host_tier, &key, block) != MR_OK) {
+        return; /* it is only a cache: what does not fit is computed again */
+    }
+}
+
+void mr_scheduler_prefix_demote_to(mr_scheduler *s, mr_host_tier *tier)
+{
+    const bool able = tier != NULL && mr_host_tier_immediate(tier);
+    mr_block_pool_on_evict(s->pool, able ? demote : NULL, s);
+}
+
 /* Hashes of generated blocks up to `end`. */
 static void hash_until(mr_scheduler *s, mr_sequence *sequence, uint32_t end)
 {
@@ -109,6 +167,7 @@ static void register_block(const mr_scheduler *s, mr_prefix_index *index,
         .parent = block == 0 ? NULL : hash_at(s, sequence, block - 1),
         .tokens = sequence->tokens + (size_t)block * s->block_size,
         .block = sequence->blocks[block],
+        .before = block == 0 ? MR_NULL_BLOCK : sequence->blocks[block - 1],
     };
     (void)mr_prefix_index_add(index, &entry);
 }
@@ -129,10 +188,15 @@ void mr_scheduler_prefix_register(mr_scheduler *s, mr_sequence *sequence, uint32
     }
     hash_until(s, sequence, end);
     /* A twin's blocks, below which its own would hang, may be gone by now. */
-    while (first > 0 && !mr_prefix_index_has_hash(index, hash_at(s, sequence, first - 1))) {
+    while (first > 0 && !mr_prefix_index_has_hash(index, hash_at(s, sequence, first - 1),
+                                                  sequence->blocks[first - 1])) {
         first--;
     }
     for (uint32_t block = first; block < end; block++) {
+        if (block + AHEAD < end) {
+            mr_prefix_index_expect(index, hash_at(s, sequence, block + AHEAD),
+                                   sequence->blocks[block + AHEAD]);
+        }
         register_block(s, index, sequence, block);
     }
 }

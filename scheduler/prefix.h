@@ -38,4 +38,11 @@ void mr_scheduler_prefix_register(mr_scheduler *scheduler, mr_sequence *sequence
 /* Forgets every block of a sequence whose values turned out to be damaged. */
 void mr_scheduler_prefix_forget(mr_scheduler *scheduler, const mr_sequence *sequence);
 
+/* Goes on where the blocks found end: those of the host tier are copied into the sequence's own, as
+ * far as they follow each other. With a tier whose transfers are immediate; after _take(), when the
+ * sequence has its blocks. */
+void mr_scheduler_prefix_promote(mr_scheduler *scheduler, mr_sequence *sequence);
+/* Lets blocks that the pool evicts go to such a tier, while the scheduler lives. */
+void mr_scheduler_prefix_demote_to(mr_scheduler *scheduler, mr_host_tier *tier);
+
 #endif

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "scheduler/internal.h"
+#include "scheduler/prefix.h"
 
 #include <inttypes.h>
 #include <stdlib.h>
@@ -164,6 +165,7 @@ mr_status mr_scheduler_create(const mr_scheduler_options *options, mr_block_pool
         s->free_slots[s->n_free_slots] = s->max_running - 1 - s->n_free_slots;
         s->n_free_slots++;
     }
+    mr_scheduler_prefix_demote_to(s, s->options.host_tier);
     *out = s;
     return MR_OK;
 }
@@ -212,6 +214,7 @@ void mr_scheduler_destroy(mr_scheduler *s)
     }
     end_all(s, say_stopped, NULL, MR_FINISH_CANCELLED, s->last_ns);
     mr_scheduler_publish(s);
+    mr_scheduler_prefix_demote_to(s, NULL);
     deallocate(s);
 }
 
@@ -385,6 +388,9 @@ void mr_scheduler_add(mr_scheduler *s, mr_request *request, uint64_t now_ns)
 
 void mr_scheduler_reset_prefix_cache(mr_scheduler *s, uint32_t generation)
 {
+    if (s->options.host_tier != NULL) {
+        mr_host_tier_clear(s->options.host_tier);
+    }
     if (mr_block_pool_index(s->pool) != NULL) {
         mr_block_pool_reset_cache(s->pool, generation);
     }

@@ -15,8 +15,7 @@ bool mr_swap_pays(const mr_swap_cost *cost)
            (double)cost->tokens * cost->prefill_ns_per_token;
 }
 
-/* Transfers come after the copies before them, which plan() has only listed: they are made now. */
-static bool make_copies(mr_scheduler *s)
+bool mr_swap_settle_copies(mr_scheduler *s)
 {
     mr_exec *exec = mr_host_tier_exec(s->options.host_tier);
     if (s->n_copies > 0 && exec->vt->copy_blocks(exec, s->copies, s->n_copies, NULL) != MR_OK) {
@@ -47,7 +46,7 @@ bool mr_swap_out(mr_scheduler *s, mr_sequence *victim)
         .copy_ns_per_byte = mr_host_tier_ns_per_byte(tier),
     };
     MR_CHECK(victim->kept == 0 && count <= victim->n_blocks);
-    if (!mr_swap_pays(&cost) || !make_copies(s) ||
+    if (!mr_swap_pays(&cost) || !mr_swap_settle_copies(s) ||
         mr_host_tier_store(tier, victim->blocks, count, &victim->kept) != MR_OK) {
         return false;
     }
@@ -99,7 +98,7 @@ void mr_swap_in(mr_scheduler *s, mr_sequence *sequence)
     }
     const uint32_t first = sequence->n_computed / s->block_size;
     const uint32_t count = mr_blocks_for(sequence->n_kept, s->block_size);
-    if (sequence->n_computed >= sequence->n_kept || !make_copies(s) ||
+    if (sequence->n_computed >= sequence->n_kept || !mr_swap_settle_copies(s) ||
         mr_host_tier_load(tier, sequence->kept, first, sequence->blocks + first, count - first) !=
             MR_OK) {
         mr_swap_forget(s, sequence);

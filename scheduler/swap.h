@@ -26,6 +26,10 @@ typedef struct mr_swap_cost {
     double copy_ns_per_byte;     /* measured, one way; 0: not known yet */
 } mr_swap_cost;
 
+/* Transfers come after the copies before them, which forks have only listed: makes those now.
+ * False: the device failed. With a host tier only. */
+bool mr_swap_settle_copies(mr_scheduler *scheduler);
+
 /* Whether to copy. While a speed is not known it is worth finding out. */
 bool mr_swap_pays(const mr_swap_cost *cost);
 

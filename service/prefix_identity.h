@@ -6,7 +6,7 @@
  *   generation 1   the model's digest, once a thread of its own has read all weights: replicas that
  *                  serve the same model with the same secret have the same roots
  *
- * The change drops what was cached until then (docs/decisions/0002). Roots are made on any thread.
+ * The change drops what was cached until then (docs/decisions/0005). Roots are made on any thread.
  */
 #ifndef MILLRACE_SERVICE_PREFIX_IDENTITY_H
 #define MILLRACE_SERVICE_PREFIX_IDENTITY_H
@@ -18,10 +18,10 @@
 #include "scheduler/engine.h"
 #include "service/config.h"
 
+#include "base/buffer.h"
+
 #include <stdbool.h>
 #include <stdint.h>
-
-#define MR_DEFAULT_TENANT "default"
 
 /* Bytes of a client's salt. */
 #define MR_MAX_CACHE_SALT 256u
@@ -46,9 +46,16 @@ void mr_prefix_identity_destroy(mr_prefix_identity *identity);
 /* Starts the thread that reads the weights, once; logs what it found. */
 void mr_prefix_identity_start(mr_prefix_identity *identity);
 
-/* The root for a request of `tenant` (not empty) with a client's salt ([0]: none). */
-void mr_prefix_identity_root(mr_prefix_identity *identity, const char *tenant, const void *salt,
-                             size_t salt_bytes, mr_prefix_root *out);
+/* Whose request it is, and what about it its keys depend on. All borrowed. */
+typedef struct mr_prefix_asker {
+    const char *tenant;    /* not empty */
+    const mr_buffer *salt; /* of the client; empty: none */
+    uint32_t n_prompt;     /* tokens: the frequencies of some RoPE tables follow it */
+} mr_prefix_asker;
+
+/* The root for a request. Any thread. */
+void mr_prefix_identity_root(mr_prefix_identity *identity, const mr_prefix_asker *asker,
+                             mr_prefix_root *out);
 
 /* True when other replicas can come to have the same roots: the secret was given. */
 bool mr_prefix_identity_shareable(const mr_prefix_identity *identity);

@@ -2,6 +2,7 @@
 #include "service/result.h"
 
 #include "base/checked.h"
+#include "service/tenants.h"
 
 #include <errno.h>
 #include <poll.h>
@@ -123,7 +124,12 @@ mr_status mr_local_run_start(mr_local_run *run, mr_runtime *runtime, mr_waiter *
     };
     mr_generation_lists_fill(ask->lists, &spec);
     mr_prefix_root root;
-    if (mr_runtime_prefix_root(runtime, MR_DEFAULT_TENANT, &ask->lists->cache_salt, &root)) {
+    const mr_prefix_asker asker = {
+        .tenant = mr_tenant_open.name,
+        .salt = &ask->lists->cache_salt,
+        .n_prompt = spec.n_prompt,
+    };
+    if (mr_runtime_prefix_root(runtime, &asker, &root)) {
         spec.prefix = &root;
     }
     MR_TRY(mr_request_create(&spec, &run->request, err));

@@ -227,8 +227,12 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
     };
     mr_generation_lists_fill(&asked->lists, &spec);
     mr_prefix_root root;
-    if (mr_runtime_prefix_root(queue->server->runtime, MR_DEFAULT_TENANT, &asked->lists.cache_salt,
-                               &root)) {
+    const mr_prefix_asker asker = {
+        .tenant = mr_call_tenant(gen->call)->name,
+        .salt = &asked->lists.cache_salt,
+        .n_prompt = spec.n_prompt,
+    };
+    if (mr_runtime_prefix_root(queue->server->runtime, &asker, &root)) {
         spec.prefix = &root;
     }
     MR_TRY(mr_request_create(&spec, &gen->request, err));

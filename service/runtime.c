@@ -85,17 +85,17 @@ static mr_dtype gpu_compute(const mr_runtime *runtime)
 static mr_status open_gpu(mr_runtime *runtime, mr_error *err)
 {
     mr_config *config = &runtime->config;
-    if (strcmp(config->batch_invariant, "true") == 0) {
-        return mr_fail_field(err, MR_UNIMPLEMENTED, "batch_invariant",
-                             "batch_invariant=true is not supported on a GPU yet: leave it out, or "
-                             "set backend=cpu");
-    }
     const mr_cuda_options options = {
         .compute = gpu_compute(runtime),
         .threads = config->threads > 0 ? config->threads : mr_cpu_count(),
         .memory_fraction = mr_config_gpu_share(config),
     };
     MR_TRY(mr_cuda_backend_create(&options, &runtime->backend, err));
+    if (strcmp(config->batch_invariant, "true") == 0) {
+        return mr_fail_field(err, MR_UNIMPLEMENTED, "batch_invariant",
+                             "batch_invariant=true is not supported on a GPU yet: leave it out, or "
+                             "set backend=cpu");
+    }
     raise_limits(config);
     if (options.compute == MR_DTYPE_F16 && !mr_config_given(config, "kv_cache_dtype")) {
         (void)snprintf(config->kv_cache_dtype, sizeof(config->kv_cache_dtype), "f16");
@@ -211,9 +211,36 @@ static uint32_t max_rows(const mr_config *config)
     return wanted < config->max_batch_tokens ? wanted : config->max_batch_tokens;
 }
 
+/* A cache of a given size that does not fit beside the weights is told before they are loaded. */
+static mr_status check_memory(const mr_runtime *runtime, mr_error *err)
+{
+    const mr_config *config = &runtime->config;
+    const mr_model_config *model = mr_model_config_get(runtime->model);
+    const uint32_t length =
+        config->max_seq_length > 0 ? config->max_seq_length : model->context_length;
+    const uint64_t available = mr_memory_available();
+    const uint64_t weights = model->weights_bytes;
+    uint64_t most; /* that the batch can use */
+    if (!mr_mul_u64(mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
+                    (uint64_t)config->max_batch_size * mr_blocks_for(length, config->block_size),
+                    &most)) {
+        most = UINT64_MAX;
+    }
+    const uint64_t cache = mr_min_u64(config->kv_cache_memory, most);
+    if (cache == 0 || (cache <= available && weights <= available - cache)) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_FAILED_PRECONDITION, "kv_cache_memory",
+                         "weights of %" PRIu64 " MiB and a kv_cache_memory of %" PRIu64
+                         " MiB are more than the %" PRIu64 " MiB of memory available: lower "
+                         "kv_cache_memory, or take a smaller or more quantised model",
+                         weights / MIB, cache / MIB, available / MIB);
+}
+
 static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr_error *err)
 {
     mr_backend *backend = runtime->backend;
+    MR_TRY(check_memory(runtime, err));
     MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
                                &runtime->weights, err));
 
@@ -267,6 +294,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .block_size = config->block_size,
         .n_blocks = runtime->exec_options.n_blocks,
         .host_memory = config->kv_host_memory,
+        .asynchronous = runtime->backend_info.asynchronous,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
         .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
         .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
@@ -393,13 +421,12 @@ mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime)
     return runtime->identity;
 }
 
-bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
-                            mr_prefix_root *out)
+bool mr_runtime_prefix_root(mr_runtime *runtime, const mr_prefix_asker *asker, mr_prefix_root *out)
 {
     if (runtime->identity == NULL) {
         return false;
     }
-    mr_prefix_identity_root(runtime->identity, tenant, salt->data, salt->size, out);
+    mr_prefix_identity_root(runtime->identity, asker, out);
     return true;
 }
 

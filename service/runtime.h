@@ -43,8 +43,7 @@ const mr_plan *mr_runtime_plan(const mr_runtime *runtime); /* the weights' data 
 const mr_exec_options *mr_runtime_exec_options(const mr_runtime *runtime);
 /* The root of a request's prefix (service/prefix_identity.h). False: nothing is cached here. Any
  * thread. */
-bool mr_runtime_prefix_root(mr_runtime *runtime, const char *tenant, const mr_buffer *salt,
-                            mr_prefix_root *out);
+bool mr_runtime_prefix_root(mr_runtime *runtime, const mr_prefix_asker *asker, mr_prefix_root *out);
 /* NULL: nothing is cached here. */
 mr_prefix_identity *mr_runtime_prefix_identity(mr_runtime *runtime);
 const mr_backend_info *mr_runtime_backend(const mr_runtime *runtime);

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face model directories on the command line and over gRPC: ids in, ids out."""
+import array
 import json
+import math
 import os
 import pathlib
 import shutil
@@ -47,6 +49,23 @@ def test_greedy_tokens_of_a_directory(millrace_bin, name):
     assert got["text"] == "" and got["finish_reason"] == "length" and got["completion_tokens"] == 24
 
 
+@pytest.mark.parametrize("name", SMALL)
+def test_score_of_a_directory_is_that_of_its_logits(millrace_bin, name, tmp_path):
+    model = DATA / "architectures" / name
+    ids = json.loads((model / "expected.json").read_text())["prompt_ids"]
+    (tmp_path / "ids.json").write_text(json.dumps({"ids": ids}))
+    logits = array.array("f", (model / "logits.f32").read_bytes())
+    vocabulary = len(logits) // len(ids)
+    nll = 0.0
+    for i, target in enumerate(ids[1:]):
+        row = logits[i * vocabulary:(i + 1) * vocabulary]
+        top = max(row)
+        nll += top + math.log(sum(math.exp(x - top) for x in row)) - row[target]
+    got = json.loads(output(millrace_bin, "score", "--model", model, "--ids", tmp_path / "ids.json", "--json", "--set",
+                            "compute=f32", "--set", "max_batch_tokens=16"))
+    assert got["mean_nll"] == pytest.approx(nll / (len(ids) - 1), rel=1e-4)
+
+
 @pytest.mark.parametrize("name", REFUSED)
 def test_other_architectures_are_refused_by_name(millrace_bin, name):
     if not (REFERENCE / "architectures" / name).exists():
@@ -71,9 +90,56 @@ def test_inspect_tells_the_rope_in_effect_R1(millrace_bin):
     got = json.loads(output(millrace_bin, "inspect", DATA / "architectures" / "phi3-longrope", "--json"))
     assert got["format"] == "safetensors" and got["architecture"] == "phi3" and got["quantization"] == "BF16"
     assert got["rope"]["type"] == "longrope" and len(got["rope"]["inv_freq"]) == 8
+    assert got["rope"]["in_effect"] == "longrope of 32 tokens, attention factor 1.26491"
     assert got["rope"]["follows_length"] == {"rule": "prompt above", "tokens": 32}
     assert got["rope"]["attention_factor"] == pytest.approx(1.2649110640673518)  # sqrt(1 + ln 8 / ln 32)
-    assert {"name": "lm_head.weight", "type": "BF16", "shape": [384, 64], "bytes": 49152} in got["tensors"]
+    assert {"name": "lm_head.weight", "type": "BF16", "shape": [384, 64], "bytes": 49152, "used": True} in got["tensors"]
+
+
+def test_every_tensor_Q5_is_used_or_named(millrace_bin, tmp_path):
+    bare_copy("opt", tmp_path)
+    raw = (tmp_path / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header, body = json.loads(raw[8:8 + length]), raw[8 + length:]
+    header["model.decoder.layers.0.self_attn.k_scale"] = {"dtype": "F32", "shape": [1],
+                                                          "data_offsets": [len(body), len(body) + 4]}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body + bytes(4))
+    done = run(millrace_bin, "inspect", tmp_path, "--json")
+    assert done.returncode == 0 and "does not use" in done.stderr
+    assert "model.decoder.layers.0.self_attn.k_scale" in done.stderr
+    unused = [tensor["name"] for tensor in json.loads(done.stdout)["tensors"] if not tensor["used"]]
+    assert unused == ["model.decoder.layers.0.self_attn.k_scale"]
+
+
+def test_rotary_positions_go_by_the_prompt_however_it_is_cut(millrace_bin):
+    """Chunks of 8 begin below the 32 tokens above which longrope takes its other list."""
+    model = DATA / "architectures" / "phi3-longrope"
+    expected = json.loads((model / "expected.json").read_text())
+    rows = [{"prompt_ids": expected["prompt_ids"]}, {"prompt_ids": expected["prompt_ids"][:30]}]
+    asked = "".join(json.dumps({**row, "temperature": 0, "max_tokens": 16, "logprobs": 1}) + "\n" for row in rows)
+    got = [output(millrace_bin, "generate", "--model", model, "--set", "compute=f32", "--jsonl", *options, stdin=asked)
+           for options in ([], ["--set", "max_batch_tokens=8"], ["--set", "max_batch_size=1"])]
+    results = [[json.loads(line) for line in text.splitlines()] for text in got]
+    assert results[0][0]["token_ids"] == expected["greedy_ids"][:16]
+    for other in results[1:]:
+        for first, second in zip(results[0], other):
+            assert first["token_ids"] == second["token_ids"] and first["logprobs"] == second["logprobs"]
+
+
+def test_prefixes_are_shared_between_prompts_of_the_same_rotary_positions(millrace_bin):
+    """Blocks of 8: 24 tokens in common, but longrope has other frequencies above 32 tokens."""
+    model = DATA / "architectures" / "phi3-longrope"
+    ids = json.loads((model / "expected.json").read_text())["prompt_ids"]
+    rows = [ids[:26], ids[:30], ids[:40], ids[:34]]
+    asked = [json.dumps({"prompt_ids": row, "temperature": 0, "max_tokens": 4, "logprobs": 1}) + "\n" for row in rows]
+    settings = ["--set", "compute=f32", "--set", "block_size=8", "--set", "max_batch_size=1"]
+    got = [json.loads(line) for line in
+           output(millrace_bin, "generate", "--model", model, "--jsonl", *settings, stdin="".join(asked)).splitlines()]
+    assert [row["cached_tokens"] for row in got] == [0, 24, 0, 32]
+    for row, line in zip(got, asked):
+        alone = json.loads(output(millrace_bin, "generate", "--model", model, "--jsonl", *settings, stdin=line))
+        assert alone["logprobs"] == row["logprobs"]
 
 
 def test_text_without_a_tokenizer_says_what_is_missing(millrace_bin, tmp_path):
@@ -125,6 +191,21 @@ def test_what_a_request_leaves_out_is_the_models_own(millrace_bin, tmp_path):
     got = output(millrace_bin, "generate", "--model", tmp_path, "--set", "load_format=random", "--jsonl", stdin=asked)
     drawn = [json.loads(line)["token_ids"] for line in got.splitlines()]
     assert drawn[0] == drawn[1] and drawn[0] != drawn[2]
+
+
+def test_a_load_that_cannot_fit_fails_first(millrace_bin, tmp_path):
+    huge = {**CONFIG, "hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 200,
+            "num_attention_heads": 512, "num_key_value_heads": 64}
+    (tmp_path / "config.json").write_text(json.dumps(huge))
+    done = run(millrace_bin, "score", "--model", tmp_path, "--set", "load_format=random", "--ids",
+               DATA / "perplexity_persuasion.json")
+    assert done.returncode == 1
+    assert "MiB are needed" in done.stderr and "smaller or more quantised model" in done.stderr
+    (tmp_path / "config.json").write_text(json.dumps({**CONFIG, "max_position_embeddings": 1 << 29}))
+    done = run(millrace_bin, "score", "--model", tmp_path, "--set", "load_format=random", "--ids",
+               DATA / "perplexity_persuasion.json", "--set", "kv_cache_memory=65536GiB", "--set", "max_seq_length=1048576",
+               "--set", "max_batch_size=4096")
+    assert done.returncode == 1 and "kv_cache_memory" in done.stderr and "loading" not in done.stderr
 
 
 def test_mistakes_with_directories_name_the_way_out(millrace_bin, tmp_path):

@@ -261,6 +261,25 @@ def test_redis_paused_under_load_E3(millrace_bin, model_path, mode):
             wait_until(lambda: redis.ask("ZCARD", f"millrace:1:cc:{tenant_key()}") == "0", "no lease is left")
 
 
+def test_call_that_ends_before_its_decision_leaks_nothing(millrace_bin, model_path):
+    """Its client gives up while Redis stands still; what Redis grants later is given back."""
+    with Redis() as redis:
+        with start(millrace_bin, model_path, f"redis.url={redis.url}", "redis.on_failure=open",
+                   tenants(max_concurrent=2), metrics=True) as server:
+            wait_until(lambda: available(server), "Redis is asked")
+            assert len(unary(server.stub, short()).ids) == 1
+            redis.ask("CLIENT", "PAUSE", 500)
+            for _ in range(6):
+                error = failure(server.stub.Generate, greedy(400, text=PROMPT), timeout=0.01)
+                assert error.code() == grpc.StatusCode.DEADLINE_EXCEEDED
+            wait_until(lambda: available(server), "Redis is asked again")
+            wait_until(lambda: Scrape(server.metrics).value("millrace_requests_running") == 0, "nothing runs")
+            wait_until(lambda: redis.ask("ZCARD", f"millrace:1:cc:{tenant_key()}") == "0", "no lease is left")
+            streams = [Stream(server, 60) for _ in range(2)]
+            assert failure(server.stub.Generate, short()).code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+            assert [len(stream.join().ids) for stream in streams] == [60] * 2
+
+
 def test_killed_replica_leaks_no_lease(millrace_bin, model_path):
     """Its leases have an end; a replica that lives renews its own."""
     with Redis() as redis:

@@ -57,17 +57,13 @@ def sources(llama_cpp, xinference):
     def file(name):
         return (folder / f"{name}.jinja").read_text()
 
-    # Qwen2's is ChatML with a system turn in front, as the documentation of transformers shows it.
-    loop = "{% for message in messages %}"
-    first = "{% if loop.first and messages[0]['role'] != 'system' %}"
-    first += "{{ '<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n' }}{% endif %}"
     llama = ("<|begin_of_text|>", "<|eot_id|>")
     chatml = ("", "<|im_end|>")
     mistral = ("<s>", "</s>")
     phi = ("<s>", "<|endoftext|>")
     return {
         "chatml": (named["CHATML"], *chatml),
-        "qwen2": (named["CHATML"].replace(loop, loop + first), *chatml),
+        "qwen2": (models["codeqwen1.5-chat"], *chatml),
         "qwen2.5": (file("Qwen-Qwen2.5-7B-Instruct"), *chatml),
         "qwen3": (file("Qwen-Qwen3-0.6B"), *chatml),
         "qwen3-later": (models["qwen3"], *chatml),

@@ -12,6 +12,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -54,6 +55,7 @@ static bool answers(const redis_server *server)
 
 static void run_server(const redis_server *server)
 {
+    prctl(PR_SET_PDEATHSIG, SIGKILL); /* also where a failed test ends nothing */
     const int nowhere = STDOUT_FILENO;
     if (freopen("/dev/null", "w", stdout) == NULL || dup2(nowhere, STDERR_FILENO) < 0) {
         _exit(126);

@@ -79,6 +79,7 @@ static mr_host_tier_options options_of(fixture *f)
 {
     return (mr_host_tier_options){.memory_bytes = HOST_BLOCKS * BYTES + BYTES / 2,
                                   .block_bytes = BYTES,
+                                  .block_size = 2,
                                   .timeout_ns = TIMEOUT_NS,
                                   .clock = {.now_ns = now, .ctx = f}};
 }
@@ -372,19 +373,22 @@ static void test_host_tier_failures_are_told(void **state)
 
 /* ---- by hash ---- */
 
-static const uint8_t *hash_of(uint8_t n)
+static const mr_host_key *key_of(uint8_t n)
 {
-    static uint8_t hash[MR_HOST_HASH_BYTES];
-    memset(hash, 0, sizeof(hash)); /* all in one bucket of the table */
-    hash[20] = n;
-    return hash;
+    static mr_block_hash hash;
+    static uint32_t tokens[2];
+    static const mr_host_key key = {.hash = &hash, .tokens = tokens};
+    hash = (mr_block_hash){.bytes[20] = n}; /* all in one bucket of the table */
+    tokens[0] = n;
+    tokens[1] = 1000u + n;
+    return &key;
 }
 
 static void cache(fixture *f, uint8_t n)
 {
     uint32_t block;
     take(f, 1, n, &block);
-    assert_int_equal(mr_host_tier_cache(f->tier, hash_of(n), block), MR_OK);
+    assert_int_equal(mr_host_tier_cache(f->tier, key_of(n), block), MR_OK);
     give(f, &block, 1);
 }
 
@@ -393,7 +397,7 @@ static void expect_cached(fixture *f, uint8_t n)
     uint32_t block;
     mr_host_handle handle;
     take(f, 1, 200, &block);
-    assert_int_equal(mr_host_tier_pin(f->tier, hash_of(n), &handle), MR_OK);
+    assert_int_equal(mr_host_tier_pin(f->tier, key_of(n), &handle), MR_OK);
     assert_int_equal(mr_host_tier_load(f->tier, handle, 0, &block, 1), MR_OK);
     assert_int_equal(mr_host_tier_state(f->tier, handle), MR_HOST_READY);
     expect(f, block, n);
@@ -401,21 +405,24 @@ static void expect_cached(fixture *f, uint8_t n)
     give(f, &block, 1);
 }
 
-static void test_host_tier_cached_blocks_are_found_by_hash(void **state)
+static void test_host_tier_cached_blocks_are_found_by_hash_and_tokens_X3(void **state)
 {
     fixture *f = *state;
     for (uint8_t n = 1; n <= 3; n++) {
         cache(f, n);
     }
     assert_int_equal(stats_of(f).cached, 3);
-    assert_false(mr_host_tier_has(f->tier, hash_of(4)));
+    assert_false(mr_host_tier_has(f->tier, key_of(4)));
     for (uint8_t n = 3; n > 0; n--) {
         expect_cached(f, n);
     }
-    cache(f, 2); /* known: nothing is copied */
+    const uint32_t others[2] = {1, 1002};
+    const mr_host_key collides = {.hash = key_of(1)->hash, .tokens = others};
+    assert_false(mr_host_tier_has(f->tier, &collides)); /* X3: tokens are compared */
+    cache(f, 2);                                        /* known: nothing is copied */
     assert_int_equal(stats_of(f).blocks_out, 3);
     mr_host_tier_clear(f->tier);
-    assert_false(mr_host_tier_has(f->tier, hash_of(1)));
+    assert_false(mr_host_tier_has(f->tier, key_of(1)));
     assert_int_equal(stats_of(f).free, HOST_BLOCKS);
 }
 
@@ -430,15 +437,15 @@ static void test_host_tier_evicts_the_least_recently_used_for_others(void **stat
     }
     expect_cached(f, 1);
     cache(f, 7);
-    assert_false(mr_host_tier_has(f->tier, hash_of(2)));
-    assert_true(mr_host_tier_has(f->tier, hash_of(1)));
-    assert_int_equal(mr_host_tier_pin(f->tier, hash_of(3), &pinned), MR_OK);
-    assert_int_equal(mr_host_tier_pin(f->tier, hash_of(3), &handle), MR_NOT_FOUND);
+    assert_false(mr_host_tier_has(f->tier, key_of(2)));
+    assert_true(mr_host_tier_has(f->tier, key_of(1)));
+    assert_int_equal(mr_host_tier_pin(f->tier, key_of(3), &pinned), MR_OK);
+    assert_int_equal(mr_host_tier_pin(f->tier, key_of(3), &handle), MR_NOT_FOUND);
     take(f, 4, 50, blocks);
     assert_int_equal(mr_host_tier_store(f->tier, blocks, 4, &handle), MR_OK);
     assert_int_equal(stats_of(f).owned, 4);
     assert_int_equal(stats_of(f).cached, 2); /* the pinned one, and the last one cached */
-    assert_true(mr_host_tier_has(f->tier, hash_of(7)));
+    assert_true(mr_host_tier_has(f->tier, key_of(7)));
     mr_host_tier_drop(f->tier, pinned);
     expect_cached(f, 3);
     mr_host_handle none;
@@ -453,7 +460,7 @@ static void test_host_tier_what_did_not_arrive_is_not_found(void **state)
     fixture *f = *state;
     f->script.polls = 1;
     cache(f, 1);
-    assert_false(mr_host_tier_has(f->tier, hash_of(1))); /* not yet */
+    assert_false(mr_host_tier_has(f->tier, key_of(1))); /* not yet */
     later(f, 0);
     f->script.polls = 0;
     expect_cached(f, 1);
@@ -462,7 +469,7 @@ static void test_host_tier_what_did_not_arrive_is_not_found(void **state)
     cache(f, 2);
     later(f, 0);
     later(f, 0);
-    assert_false(mr_host_tier_has(f->tier, hash_of(2)));
+    assert_false(mr_host_tier_has(f->tier, key_of(2)));
     assert_int_equal(stats_of(f).cached, 1);
     cache(f, 3);
     mr_host_tier_clear(f->tier); /* while it moves */
@@ -520,7 +527,7 @@ int main(void)
         WITH_TIER(test_host_tier_a_hang_ends_at_its_timeout_C5),
         WITH_TIER(test_host_tier_a_hang_that_cannot_be_stopped_C5),
         WITH_TIER(test_host_tier_failures_are_told),
-        WITH_TIER(test_host_tier_cached_blocks_are_found_by_hash),
+        WITH_TIER(test_host_tier_cached_blocks_are_found_by_hash_and_tokens_X3),
         WITH_TIER(test_host_tier_evicts_the_least_recently_used_for_others),
         WITH_TIER(test_host_tier_what_did_not_arrive_is_not_found),
         WITH_TIER(test_host_tier_refuses),

@@ -40,6 +40,15 @@ static mr_plan_weight *weight_of(mr_plan *plan, mr_weight_id id)
     return &plan->weights[id];
 }
 
+/* The same buffers without a gate. */
+static mr_op as_activate(const mr_op *gated)
+{
+    return (mr_op){.kind = MR_OP_ACTIVATE,
+                   .segment = gated->segment,
+                   .layer = gated->layer,
+                   .activate = {.in = gated->gated.in, .out = gated->gated.out}};
+}
+
 #define BREAK(name, statement)                                                                     \
     static void name(mr_plan *plan)                                                                \
     {                                                                                              \
@@ -66,12 +75,23 @@ BREAK(rope_odd, plan->ropes[0].dims = 7)
 BREAK(rope_wide, plan->ropes[0].dims = 18)
 BREAK(rope_pairing, plan->ropes[0].pairing = (mr_rope_pairing)2)
 BREAK(rope_factor, plan->ropes[0].attention_factor = NAN)
+BREAK(rope_rule, plan->ropes[0].rule = (mr_rope_rule)3)
+BREAK(rope_two, (plan->ropes[0].rule = MR_ROPE_TWO, plan->ropes[0].original = 8))
+BREAK(rope_dynamic, (plan->ropes[0].rule = MR_ROPE_DYNAMIC, plan->ropes[0].original = 8))
+BREAK(weight_made, (plan->weights[0].random = true, plan->weights[0].dtype = MR_DTYPE_Q8_0,
+                    plan->weights[0].data = NULL))
 BREAK(op_kind, plan->ops[3].kind = (mr_op_kind)77)
 BREAK(op_segment, plan->ops[3].segment = 1)
 BREAK(embed_out, find(plan, MR_OP_EMBED)->embed.out = 1000)
 BREAK(embed_table, find(plan, MR_OP_EMBED)->embed.table = 1000)
 BREAK(embed_shape, plan->vocab_size = 97)
 BREAK(embed_rows, plan->buffers[find(plan, MR_OP_EMBED)->embed.out].rows = MR_ROWS_LOGITS)
+BREAK(embed_positions, (find(plan, MR_OP_EMBED)->embed.learned_positions = true,
+                        find(plan, MR_OP_EMBED)->embed.positions = 1000))
+BREAK(embed_offset,
+      (find(plan, MR_OP_EMBED)->embed.learned_positions = true,
+       find(plan, MR_OP_EMBED)->embed.positions = find(plan, MR_OP_EMBED)->embed.table,
+       find(plan, MR_OP_EMBED)->embed.offset = plan->vocab_size))
 BREAK(embed_scale, find(plan, MR_OP_EMBED)->embed.scale = INFINITY)
 BREAK(norm_unwritten, find(plan, MR_OP_NORM)->norm.stream = find(plan, MR_OP_GATED)->gated.out)
 BREAK(norm_in_self, find(plan, MR_OP_NORM)->norm.in = find(plan, MR_OP_NORM)->norm.stream)
@@ -104,6 +124,10 @@ BREAK(attention_self,
 BREAK(attention_scale, find(plan, MR_OP_ATTENTION)->attention.scale = NAN)
 BREAK(attention_cap, find(plan, MR_OP_ATTENTION)->attention.soft_cap = -1.0f)
 BREAK(gated_width, find(plan, MR_OP_GATED)->gated.in = find(plan, MR_OP_NORM)->norm.out)
+BREAK(head_gain, (find(plan, MR_OP_ROPE_KV)->rope_kv.head_norms = true,
+                  find(plan, MR_OP_ROPE_KV)->rope_kv.q_gain = 0))
+BREAK(head_epsilon, find(plan, MR_OP_ROPE_KV)->rope_kv.epsilon = -1.0f)
+BREAK(activate_width, *find(plan, MR_OP_GATED) = as_activate(find(plan, MR_OP_GATED)))
 BREAK(gated_act, find(plan, MR_OP_GATED)->gated.activation = (mr_activation)9)
 BREAK(reduce_out, find(plan, MR_OP_ALL_REDUCE)->unary.out = find(plan, MR_OP_NORM)->norm.out)
 BREAK(gather_in, find(plan, MR_OP_GATHER)->unary.in = find(plan, MR_OP_SAMPLE)->unary.in)
@@ -135,12 +159,18 @@ static const struct {
     {rope_wide, "18 rotated elements of a head of 16"},
     {rope_pairing, "pairing 2"},
     {rope_factor, "attention factor"},
+    {rope_rule, "rule 3"},
+    {rope_two, "rule 2"},
+    {rope_dynamic, "rule 1"},
+    {weight_made, "needs data"},
     {op_kind, "op 3 (unknown): operator kind 77"},
     {op_segment, "op 4 (attention): segment 0 after segment 1"},
     {embed_out, "(embed): out: buffer 1000"},
     {embed_table, "table: weight 1000"},
     {embed_shape, "is 96 x 64, not 97 x 64"},
     {embed_rows, "must have token rows"},
+    {embed_positions, "positions: weight 1000"},
+    {embed_offset, "position 0 is row 96 of a table of 96"},
     {embed_scale, "scale is not finite"},
     {norm_unwritten, "op 1 (norm): stream: buffer \"gated\" is read before"},
     {norm_in_self, "same buffer \"stream\""},
@@ -170,6 +200,9 @@ static const struct {
     {attention_scale, "scale and soft cap"},
     {attention_cap, "scale and soft cap"},
     {gated_width, "(gated): in: buffer \"normed\" has width 64, not 192"},
+    {head_gain, "gain of query heads: weight"},
+    {head_epsilon, "epsilon"},
+    {activate_width, "(activate): in: buffer \"gate_up\" has width 192, not 96"},
     {gated_act, "activation 9"},
     {reduce_out, "(all_reduce): out"},
     {gather_in, "(gather): in: buffer \"logits\" is read before"},
@@ -258,12 +291,25 @@ static void test_kv_block_bytes(void **state)
     assert_true(mr_kv_block_bytes(&huge, MR_DTYPE_F32, 16) == UINT64_MAX);
 }
 
+static void test_rope_classes(void **state)
+{
+    (void)state;
+    mr_plan_rope rope = {.original = 32};
+    assert_int_equal(mr_rope_class(&rope, 100), 0);
+    rope.rule = MR_ROPE_TWO;
+    assert_int_equal(mr_rope_class(&rope, 32), 0);
+    assert_int_equal(mr_rope_class(&rope, 33), mr_rope_class(&rope, 100));
+    assert_int_not_equal(mr_rope_class(&rope, 33), 0);
+    rope.rule = MR_ROPE_DYNAMIC;
+    assert_int_equal(mr_rope_class(&rope, 1), mr_rope_class(&rope, 32));
+    assert_int_not_equal(mr_rope_class(&rope, 33), mr_rope_class(&rope, 34));
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_check_every_fault),
-        cmocka_unit_test(test_good_plans),
-        cmocka_unit_test(test_building),
+        cmocka_unit_test(test_check_every_fault), cmocka_unit_test(test_good_plans),
+        cmocka_unit_test(test_building),          cmocka_unit_test(test_rope_classes),
         cmocka_unit_test(test_kv_block_bytes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

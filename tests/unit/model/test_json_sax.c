@@ -52,6 +52,7 @@ static void test_events_carry_the_key_of_their_value(void **state)
     assert_events("{\"a\":1,\"b\":{\"c\":[true,\"x\\u00e9\"]},\"d\":null}", NULL,
                   "={ a=num1 b={ c=[ =bool1 =strx\xc3\xa9 c=] b=} d=null =}");
     assert_events(" 12.5e3 ", NULL, "=num12.5e3");
+    assert_events("{\"\":1}", NULL, "={ =num1 =}");
 }
 
 static void test_paths_match_keys_and_wildcards(void **state)
@@ -107,6 +108,7 @@ static void test_what_is_no_json_is_refused_with_its_place(void **state)
                                       "{\"a\" 1}",  "nul",      "\"\x80\"", "[1] x",
                                       "/* c */ {}", "'a'",      "{a:1}"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_refused("[\"\xC0\xAF\"]", 6, 4096, "not UTF-8 at byte 2"); /* overlong */
         assert_refused(bad[i], strlen(bad[i]), 4096, "byte ");
     }
     assert_refused("", 0, 4096, "0 bytes");

@@ -43,12 +43,14 @@ static uint64_t rig_now(void *ctx)
     return ((const rig *)ctx)->now_ns;
 }
 
-static void open_tier(rig *r, uint32_t block_size, uint32_t host_blocks)
+static void open_tier(rig *r, uint32_t block_size, uint32_t host_blocks, bool immediate)
 {
     const uint32_t bytes = scripted_block_bytes(block_size);
     const mr_host_tier_options options = {
         .memory_bytes = (uint64_t)host_blocks * bytes,
         .block_bytes = bytes,
+        .block_size = block_size,
+        .immediate = immediate,
         .timeout_ns = RIG_TRANSFER_TIMEOUT_NS,
         .clock = {.now_ns = rig_now, .ctx = r},
     };
@@ -56,13 +58,8 @@ static void open_tier(rig *r, uint32_t block_size, uint32_t host_blocks)
     r->options.host_tier = r->tier;
 }
 
-void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, uint32_t n_blocks)
-{
-    rig_open_swapping(r, options, block_size, n_blocks, 0);
-}
-
-void rig_open_swapping(rig *r, const mr_scheduler_options *options, uint32_t block_size,
-                       uint32_t n_blocks, uint32_t host_blocks)
+static void open_rig(rig *r, const mr_scheduler_options *options, uint32_t block_size,
+                     uint32_t n_blocks, uint32_t host_blocks, bool immediate)
 {
     mr_batch_limits limits;
     mr_error err = {0};
@@ -71,10 +68,27 @@ void rig_open_swapping(rig *r, const mr_scheduler_options *options, uint32_t blo
     assert_int_equal(mr_block_pool_create(n_blocks, block_size, &r->pool), MR_OK);
     scripted_exec_init(&r->exec, options, block_size, n_blocks);
     if (host_blocks > 0) {
-        open_tier(r, block_size, host_blocks);
+        open_tier(r, block_size, host_blocks, immediate);
     }
     assert_int_equal(mr_scheduler_create(&r->options, r->pool, &r->scheduler, &err), MR_OK);
     assert_int_equal(mr_batch_storage_create(&limits, &r->storage), MR_OK);
+}
+
+void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, uint32_t n_blocks)
+{
+    open_rig(r, options, block_size, n_blocks, 0, false);
+}
+
+void rig_open_swapping(rig *r, const mr_scheduler_options *options, uint32_t block_size,
+                       uint32_t n_blocks, uint32_t host_blocks)
+{
+    open_rig(r, options, block_size, n_blocks, host_blocks, false);
+}
+
+void rig_open_immediate(rig *r, const mr_scheduler_options *options, uint32_t block_size,
+                        uint32_t n_blocks, uint32_t host_blocks)
+{
+    open_rig(r, options, block_size, n_blocks, host_blocks, true);
 }
 
 void rig_close(rig *r)

@@ -32,6 +32,9 @@ void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, 
 /* The same with a host tier of so many blocks; 0: none. */
 void rig_open_swapping(rig *r, const mr_scheduler_options *options, uint32_t block_size,
                        uint32_t n_blocks, uint32_t host_blocks);
+/* That tier's transfers are always over when they have started. */
+void rig_open_immediate(rig *r, const mr_scheduler_options *options, uint32_t block_size,
+                        uint32_t n_blocks, uint32_t host_blocks);
 /* Asserts that no block is live any more, nor owned in the host tier, once transfers have ended;
  * the scheduler must be idle. */
 void rig_close(rig *r);

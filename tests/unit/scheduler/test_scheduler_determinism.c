@@ -158,6 +158,8 @@ static void open_tier(server *s, const tiny_plan *tiny, const setting *how)
     const uint64_t bytes = mr_kv_block_bytes(&tiny->plan->kv, how->kv_dtype, BLOCK_SIZE);
     const mr_host_tier_options options = {.memory_bytes = 30 * bytes,
                                           .block_bytes = bytes,
+                                          .block_size = BLOCK_SIZE,
+                                          .immediate = true,
                                           .timeout_ns = MR_NS_PER_S,
                                           .clock = mr_clock_monotonic()};
     assert_int_equal(mr_host_tier_create(&options, s->exec, s->pool, &s->tier, NULL), MR_OK);

@@ -373,6 +373,41 @@ static void test_prefix_steps_with_hits_and_evictions_allocate_nothing(void **st
     rig_close(&r);
 }
 
+/* What the pool evicts goes to the host tier, and comes back from there. */
+static void test_prefix_evicted_blocks_come_back_from_the_host_tier(void **state)
+{
+    (void)state;
+    rig r;
+    const mr_scheduler_options options = rig_options();
+    rig_open_immediate(&r, &options, SIZE, 9, 16); /* 8 blocks, and 16 of the host */
+    assert_int_equal(mr_block_pool_enable_cache(r.pool), MR_OK);
+    mr_request *requests[3];
+    assert_int_equal(finish(&r, add(&r, 21, 1, &root_a)), 0);
+    assert_int_equal(finish(&r, add(&r, 29, 1, &root_b)), 0); /* wants all 8 */
+    assert_int_equal(stats_of(&r).host.cached, 5);
+    const uint64_t before = stats_of(&r).prompt_tokens;
+    requests[0] = add(&r, 21, 1, &root_a);
+    requests[1] = add(&r, 29, 1, &root_b);
+    const uint32_t allocated = allocations;
+    rig_run(&r);
+    assert_int_equal(allocations, allocated);
+    assert_int_equal(finish(&r, requests[0]), 20);
+    assert_int_equal(finish(&r, requests[1]), 28); /* some of it from here, some from there */
+    assert_int_equal(stats_of(&r).prompt_tokens - before, 2);
+    assert_true(stats_of(&r).host.blocks_in >= 5);
+    assert_int_equal(stats_of(&r).prefix_hits, 48);
+    assert_int_equal(finish(&r, add(&r, 21, 1, &root_b)), 20); /* and found as its own by now */
+    /* A transfer that fails costs what it would have saved. */
+    requests[2] = add(&r, 29, 1, &root_a);
+    r.exec.transfers.fails = true;
+    (void)finish(&r, requests[2]);
+    r.exec.transfers.fails = false;
+    mr_scheduler_reset_prefix_cache(r.scheduler, 0);
+    assert_int_equal(stats_of(&r).host.cached, 0);
+    assert_int_equal(finish(&r, add(&r, 21, 1, &root_a)), 0); /* X4 */
+    rig_close(&r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -387,6 +422,7 @@ int main(void)
         cmocka_unit_test(test_prefix_choices_and_beams_find_the_prompt),
         cmocka_unit_test(test_reset_hurts_no_running_request_and_keeps_none_of_it_X4),
         cmocka_unit_test(test_prefix_forgets_what_gave_no_usable_logits),
+        cmocka_unit_test(test_prefix_evicted_blocks_come_back_from_the_host_tier),
         cmocka_unit_test(test_prefix_steps_with_hits_and_evictions_allocate_nothing),
     };
     mr_log_set_level(MR_LOG_ERROR);

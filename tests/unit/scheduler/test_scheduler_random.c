@@ -63,6 +63,7 @@ typedef struct world {
     mr_prefix_root roots[2];
     bool cached;
     uint32_t total_blocks;
+    bool immediate; /* its transfers are over when they have started */
     uint32_t arrived;
     uint32_t ended;
 } world;
@@ -71,6 +72,7 @@ typedef struct world {
 typedef struct tally {
     uint32_t preemptions;
     uint32_t swapped_in;
+    uint32_t promoted; /* blocks, in worlds whose transfers are immediate */
     uint32_t transfers_failed;
     uint32_t transfers_timed_out;
     uint32_t copies;
@@ -123,7 +125,12 @@ static void world_open(world *w, uint32_t number)
     const uint32_t block_size = draw(w, 1, 5);
     /* Half of the worlds that cache prefixes, and half of those that do not, have a host tier. */
     const uint32_t host_blocks = number % 4 < 2 ? 0 : 1 + number * 7 % 40;
-    rig_open_swapping(&w->r, &options, block_size, w->total_blocks + 1, host_blocks);
+    w->immediate = number % 8 == 3;
+    if (w->immediate) {
+        rig_open_immediate(&w->r, &options, block_size, w->total_blocks + 1, host_blocks);
+    } else {
+        rig_open_swapping(&w->r, &options, block_size, w->total_blocks + 1, host_blocks);
+    }
     w->r.exec.real_top = true;
     w->r.exec.transfers.cannot_stop = number % 16 > 13;
     w->cached = number % 2 == 1;
@@ -448,9 +455,10 @@ static void check_residents(const world *w)
 static void draw_transfers(world *w)
 {
     scripted_transfers *t = &w->r.exec.transfers;
-    t->start_fails = chance(w, 20);
-    t->fails = chance(w, 20);
-    t->polls = chance(w, 40) ? SCRIPTED_NEVER : chance(w, 2) ? 0 : draw(w, 1, 4);
+    t->start_fails = chance(w, 12);
+    t->fails = chance(w, 12);
+    t->polls = chance(w, 12) ? SCRIPTED_NEVER : chance(w, 2) ? 0 : draw(w, 1, 4);
+    t->polls = w->immediate ? 0 : t->polls;
     if (chance(w, 60)) {
         scripted_transfers_hurry(t);
     }
@@ -512,6 +520,7 @@ static void world_run(uint32_t number)
     assert_int_equal(stats.running + stats.waiting, 0);
     seen.preemptions += (uint32_t)stats.preemptions;
     seen.swapped_in += (uint32_t)stats.swapped_in;
+    seen.promoted += w.immediate ? (uint32_t)stats.host.blocks_in : 0;
     seen.transfers_failed += (uint32_t)stats.host.failed;
     seen.transfers_timed_out += (uint32_t)stats.host.timed_out;
     seen.copies += w.r.exec.n_copies;
@@ -531,6 +540,7 @@ test_scheduler_random_worlds_end_every_request_once_M1_C3_C5_C7_T1_T2_T3_T6(void
     assert_true(seen.preemptions > WORLDS);
     assert_true(seen.copies > WORLDS);
     assert_true(seen.swapped_in > WORLDS / 2);
+    assert_true(seen.promoted > WORLDS);
     assert_true(seen.transfers_failed > WORLDS / 10 && seen.transfers_timed_out > WORLDS / 10);
     assert_true(seen.stopped_by_string > WORLDS);
     assert_true(seen.several > WORLDS);

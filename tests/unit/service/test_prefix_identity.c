@@ -30,13 +30,21 @@ static mr_prefix_identity *create(const char *scope, const char *secret)
     return identity;
 }
 
+static mr_prefix_root root_of(mr_prefix_identity *identity, const char *tenant, const char *salt,
+                              uint32_t n_prompt)
+{
+    const mr_buffer bytes = {.data = (uint8_t *)(uintptr_t)salt, .size = strlen(salt)};
+    const mr_prefix_asker asker = {.tenant = tenant, .salt = &bytes, .n_prompt = n_prompt};
+    mr_prefix_root root;
+    mr_prefix_identity_root(identity, &asker, &root);
+    return root;
+}
+
 static bool same(mr_prefix_identity *identity, const char *tenant_a, const char *salt_a,
                  const char *tenant_b, const char *salt_b)
 {
-    mr_prefix_root a;
-    mr_prefix_root b;
-    mr_prefix_identity_root(identity, tenant_a, salt_a, strlen(salt_a), &a);
-    mr_prefix_identity_root(identity, tenant_b, salt_b, strlen(salt_b), &b);
+    const mr_prefix_root a = root_of(identity, tenant_a, salt_a, 5);
+    const mr_prefix_root b = root_of(identity, tenant_b, salt_b, 6);
     return memcmp(&a.hash, &b.hash, sizeof(a.hash)) == 0;
 }
 
@@ -73,14 +81,12 @@ static void test_shared_scope_is_one_circle_that_salts_narrow_X1(void **state)
 static void test_generation_0_is_this_process_only_X4(void **state)
 {
     (void)state;
-    mr_prefix_root a;
-    mr_prefix_root b;
     mr_prefix_identity *p = create("tenant", "s");
     mr_prefix_identity *q = create("tenant", "s");
     assert_true(mr_prefix_identity_shareable(p));
     assert_int_equal(mr_prefix_identity_generation(p), 0);
-    mr_prefix_identity_root(p, "a", NULL, 0, &a);
-    mr_prefix_identity_root(q, "a", NULL, 0, &b);
+    const mr_prefix_root a = root_of(p, "a", "", 5);
+    const mr_prefix_root b = root_of(q, "a", "", 5);
     assert_int_equal(a.generation, 0);
     assert_int_equal(a.block_size, config.block_size);
     assert_memory_not_equal(&a.hash, &b.hash, sizeof(a.hash));
@@ -91,12 +97,55 @@ static void test_generation_0_is_this_process_only_X4(void **state)
     mr_prefix_identity_destroy(p);
 }
 
+static bool same_of_lengths(mr_prefix_identity *identity, uint32_t a, uint32_t b)
+{
+    const mr_prefix_root one = root_of(identity, "a", "", a);
+    const mr_prefix_root other = root_of(identity, "a", "", b);
+    return memcmp(&one.hash, &other.hash, sizeof(one.hash)) == 0;
+}
+
+/* Keys that were turned by other frequencies are other keys. */
+static void test_roots_name_the_rope_table_in_effect(void **state)
+{
+    (void)state;
+    static const float inv_freq[2] = {1.0f, 0.5f};
+    mr_plan_rope rope = {.dims = 4,
+                         .inv_freq = inv_freq,
+                         .long_inv_freq = inv_freq,
+                         .theta = 10000.0,
+                         .factor = 2.0};
+    rope.original = 100;
+    plan.ropes = &rope;
+    plan.n_ropes = 1;
+
+    mr_prefix_identity *p = create("tenant", "s");
+    assert_true(same_of_lengths(p, 100, 200));
+    mr_prefix_identity_destroy(p);
+
+    rope.rule = MR_ROPE_TWO;
+    p = create("tenant", "s");
+    assert_true(same_of_lengths(p, 1, 100));
+    assert_false(same_of_lengths(p, 100, 101));
+    assert_true(same_of_lengths(p, 101, 200));
+    mr_prefix_identity_destroy(p);
+
+    rope.rule = MR_ROPE_DYNAMIC;
+    p = create("tenant", "s");
+    assert_true(same_of_lengths(p, 1, 100));
+    assert_false(same_of_lengths(p, 100, 101));
+    assert_false(same_of_lengths(p, 101, 102));
+    assert_true(same_of_lengths(p, 102, 102));
+    mr_prefix_identity_destroy(p);
+    plan = (mr_plan){0};
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_roots_of_tenants_and_salts_are_apart_X1_X2),
         cmocka_unit_test(test_shared_scope_is_one_circle_that_salts_narrow_X1),
         cmocka_unit_test(test_generation_0_is_this_process_only_X4),
+        cmocka_unit_test(test_roots_name_the_rope_table_in_effect),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
