@@ -11,6 +11,7 @@
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ENV_PREFIX "MILLRACE_"
@@ -253,6 +254,36 @@ mr_status mr_config_init(mr_config *config, mr_error *err)
     return mr_config_apply_environment(config, err);
 }
 
+double mr_config_gpu_share(const mr_config *config)
+{
+    return strtod(config->gpu_memory_utilization, NULL);
+}
+
+/* What concerns GPUs, and what they alone can do. */
+static mr_status check_gpu(const mr_config *config, mr_error *err)
+{
+    char *end = NULL;
+    const double share = strtod(config->gpu_memory_utilization, &end);
+    if (end == config->gpu_memory_utilization || *end != '\0' || !(share >= 0.05 && share <= 1.0)) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "gpu_memory_utilization",
+                             "gpu_memory_utilization is \"%s\": it must be a number from 0.05 to 1",
+                             config->gpu_memory_utilization);
+    }
+    if (strcmp(config->backend, "cpu") != 0) {
+        return MR_OK;
+    }
+    if (mr_config_given(config, "gpu_memory_utilization")) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "gpu_memory_utilization",
+                             "gpu_memory_utilization cannot act with backend=cpu: leave one out");
+    }
+    if (strcmp(config->compute, "bf16") == 0 || strcmp(config->compute, "f16") == 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "compute",
+                             "compute=%s is for GPUs, and backend=cpu: take auto or f32",
+                             config->compute);
+    }
+    return MR_OK;
+}
+
 /* Settings that nobody would act on. */
 static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
 {
@@ -291,6 +322,7 @@ static mr_status check_redis(const mr_config *config, mr_error *err)
 
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
+    MR_TRY(check_gpu(config, err));
     MR_TRY(check_redis(config, err));
     if ((config->block_size & (config->block_size - 1)) != 0) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "block_size",
@@ -319,7 +351,7 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
         config->prefill_interval = throughput ? 8 : 1;
     }
     if (strcmp(config->kv_cache_dtype, "auto") == 0) {
-        const char *dtype = strcmp(config->compute, "f32") == 0 ? "f32" : "bf16";
+        const char *dtype = strcmp(config->compute, "auto") == 0 ? "bf16" : config->compute;
         memcpy(config->kv_cache_dtype, dtype, strlen(dtype) + 1);
     }
     return MR_OK;
