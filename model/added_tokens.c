@@ -154,6 +154,8 @@ static size_t skip_space_before(const mr_added_scope *scope, size_t begin)
 
 static size_t skip_space_behind(const mr_added_scope *scope, size_t end)
 {
+    /* What the match before took beyond its own text is white space: seen once is enough. */
+    end = end < scope->taken ? scope->taken : end;
     while (end < scope->bytes) {
         size_t after;
         if (!mr_unicode_is_space(mr_unicode_read(scope->text, end, &after))) {

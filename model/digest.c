@@ -215,7 +215,12 @@ void mr_plan_rope_digest(mr_hasher *h, const mr_plan *plan, uint8_t out[MR_SHA25
         add_u64(h, rope->dims);
         add_part(h, &rope->attention_factor, sizeof(rope->attention_factor));
         add_numbers(h, (const uint64_t[]){(uint64_t)rope->rule, rope->original}, 2);
+        add_part(h, &rope->theta, sizeof(rope->theta));
+        add_part(h, &rope->factor, sizeof(rope->factor));
         add_part(h, rope->inv_freq, rope->dims / 2 * sizeof(*rope->inv_freq));
+        if (rope->rule == MR_ROPE_TWO) {
+            add_part(h, rope->long_inv_freq, rope->dims / 2 * sizeof(*rope->long_inv_freq));
+        }
     }
     mr_hasher_end(h, out);
 }

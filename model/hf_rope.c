@@ -358,6 +358,8 @@ mr_status mr_hf_read_rope(const json_t *root, mr_model_config *config, mr_error 
     config->rope.attention_factor = 1.0f;
     config->rope_theta = (float)spec.theta;
     snprintf(config->rope_type, sizeof(config->rope_type), "%s", type->kind);
+    config->rope_factor = (float)spec.factor;
+    config->rope_original = spec.object != NULL ? spec.original : 0;
     MR_TRY(set_dims(&spec, config, err));
     return type->fill(&spec, config, err);
 }

@@ -14,6 +14,7 @@
 #include "model/hf_json.h"
 #include "model/hf_text.h"
 #include "model/model_internal.h"
+#include "model/rope.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -163,6 +164,7 @@ static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
     mr_plan *plan;
     MR_TRY(mr_model_plan(model, &plan, err));
     measure_weights(&model->config, plan);
+    mr_rope_describe(&model->config);
     mr_plan_destroy(plan);
     if (tensors_of(model) != NULL) {
         log_unused(tensors_of(model), label);

@@ -63,6 +63,9 @@ typedef struct mr_model_config {
     uint32_t position_offset;   /* its row of position 0 */
     char rope_type[16];         /* "default", "linear", … "none" */
     float rope_theta;
+    float rope_factor;        /* of the scaling; 0: it has none */
+    uint32_t rope_original;   /* context before the scaling, tokens; 0: not told */
+    char rope_in_effect[96];  /* all that as text: "yarn, factor 4 of 32768 tokens" */
     mr_plan_rope rope;        /* tables in effect; its arrays are owned by the model */
     uint64_t parameters;      /* tied tensors once */
     uint64_t weights_bytes;   /* as stored */

@@ -217,7 +217,9 @@ static mr_status make_parts(mr_tokenizer *made, const mr_tokenizer_spec *spec, m
     MR_TRY(mr_text_steps_init(&made->prepare, spec->prepare, spec->n_prepare, err));
     MR_TRY(mr_pretokenizer_create(spec->splits, spec->n_splits, &made->pretokenizer, err));
     MR_TRY(make_added(made, spec, err));
-    return mr_bpe_create(spec, made->raw, &made->bpe, err);
+    MR_TRY(mr_bpe_create(spec, made->raw, &made->bpe, err));
+    const mr_status status = mr_piece_caches_create(&made->caches);
+    return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the tokenizer");
 }
 
 mr_status mr_tokenizer_create(const mr_tokenizer_spec *given, mr_tokenizer **out, mr_error *err)
@@ -247,6 +249,7 @@ mr_status mr_tokenizer_create(const mr_tokenizer_spec *given, mr_tokenizer **out
 void mr_tokenizer_destroy(mr_tokenizer *tokenizer)
 {
     if (tokenizer != NULL) {
+        mr_piece_caches_destroy(tokenizer->caches);
         mr_bpe_destroy(tokenizer->bpe);
         mr_pretokenizer_destroy(tokenizer->pretokenizer);
         mr_added_tokens_deinit(&tokenizer->added);

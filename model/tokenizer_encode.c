@@ -261,7 +261,9 @@ mr_status mr_tokenizer_encode(const mr_tokenizer *tokenizer, const void *text, s
     added_search search = {
         .tokenizer = tokenizer, .text = data, .bytes = bytes, .options = options};
     MR_TRY(mr_piece_cursor_init(&state.cursor, tokenizer->pretokenizer, err));
+    state.scratch.cache = mr_piece_caches_take(tokenizer->caches);
     mr_status status = encode_text(&state, &search, out, err);
+    mr_piece_cache_give(state.scratch.cache);
     if (status == MR_OK && options->add_special) {
         status = add_special(tokenizer, first, out, err);
     }

@@ -26,6 +26,7 @@ struct mr_tokenizer {
     mr_added_tokens added_normalized; /* matched in what the normaliser left */
     mr_pretokenizer *pretokenizer;    /* owns */
     mr_bpe *bpe;                      /* owns */
+    mr_piece_caches *caches;          /* owns */
 };
 
 #endif

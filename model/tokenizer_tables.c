@@ -86,6 +86,15 @@ static mr_status take_merge_part(mr_tokenizer_tables *tables, const mr_json_even
     return no_memory(mr_buffer_append(&tables->texts, " ", 1), err);
 }
 
+/* The second text of the last merge is there. */
+static mr_status finish_pair(mr_tokenizer_tables *tables)
+{
+    mr_merge_entry *last =
+        (mr_merge_entry *)(void *)(tables->merges.data + tables->merges.size - sizeof(*last));
+    last->text.size = tables->texts.size - tables->merge_begin;
+    return MR_OK;
+}
+
 static mr_status take_merge(mr_tokenizer_tables *tables, const mr_json_event *event, mr_error *err)
 {
     if (mr_json_depth(event) == 4 && event->kind != MR_JSON_ARRAY_END) {
@@ -97,15 +106,9 @@ static mr_status take_merge(mr_tokenizer_tables *tables, const mr_json_event *ev
     case MR_JSON_ARRAY_BEGIN:
         tables->merge_parts = 0;
         return MR_OK;
-    case MR_JSON_ARRAY_END: {
-        mr_merge_entry *last =
-            (mr_merge_entry *)(void *)(tables->merges.data + tables->merges.size - sizeof(*last));
-        if (tables->merge_parts != 2) {
-            return corrupt(event, "merges", "is not a pair of tokens", err);
-        }
-        last->text.size = tables->texts.size - tables->merge_begin;
-        return MR_OK;
-    }
+    case MR_JSON_ARRAY_END:
+        return tables->merge_parts == 2 ? finish_pair(tables)
+                                        : corrupt(event, "merges", "is not a pair of tokens", err);
     default:
         return corrupt(event, "merges", "is neither a text nor a pair", err);
     }

@@ -3,10 +3,18 @@
 
 #include <stdio.h>
 
-static int print(bool markdown, const mr_config *config)
+static mr_status write_settings(bool markdown, bool schema, const mr_config *config, mr_buffer *out)
+{
+    if (schema) {
+        return mr_config_schema(out);
+    }
+    return markdown ? mr_config_markdown(out) : mr_config_yaml(config, out);
+}
+
+static int print(bool markdown, bool schema, const mr_config *config)
 {
     mr_buffer text = {0};
-    const mr_status status = markdown ? mr_config_markdown(&text) : mr_config_yaml(config, &text);
+    const mr_status status = write_settings(markdown, schema, config, &text);
     if (status == MR_OK) {
         fwrite(text.data, 1, text.size, stdout);
     }
@@ -23,14 +31,17 @@ int mr_cmd_config(int argc, char **argv)
 {
     mr_cli_model model = {0};
     bool markdown = false;
+    bool schema = false;
     const mr_cli_option options[] = {
         MR_CLI_CONFIG_OPTIONS(&model),
         {"markdown", MR_CLI_FLAG, &markdown, NULL, NULL,
          "the reference of all settings instead, docs/configuration.md"},
+        {"schema", MR_CLI_FLAG, &schema, NULL, NULL,
+         "the JSON Schema of such files instead, for editors and checks"},
     };
     const mr_cli_command command = {
         .name = "config",
-        .usage = "[--config FILE] [--set KEY=VALUE]... [--markdown]",
+        .usage = "[--config FILE] [--set KEY=VALUE]... [--markdown | --schema]",
         .about =
             "Checks settings as a server would, and prints them as a file for --config: what is "
             "not given is a\ncomment with its default.",
@@ -48,6 +59,9 @@ int mr_cmd_config(int argc, char **argv)
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
     }
+    if (markdown && schema) {
+        return mr_cli_fail_usage("config: --markdown and --schema ask for different things");
+    }
     mr_error err = {0};
     mr_config config;
     if (mr_cli_load_config(&model, &config, &err) != MR_OK) {
@@ -57,5 +71,5 @@ int mr_cmd_config(int argc, char **argv)
     if (mr_config_finish(&checked, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    return print(markdown, &config);
+    return print(markdown, schema, &config);
 }

@@ -16,8 +16,9 @@ static json_t *rope_object(const mr_model_config *config)
         }
     }
     json_t *rope =
-        json_pack("{s:s, s:f, s:I, s:s, s:o, s:f}", "type", config->rope_type, "theta",
-                  (double)config->rope_theta, "dims", (json_int_t)config->rope.dims, "pairing",
+        json_pack("{s:s, s:s, s:f, s:I, s:s, s:o, s:f}", "type", config->rope_type, "in_effect",
+                  config->rope_in_effect, "theta", (double)config->rope_theta, "dims",
+                  (json_int_t)config->rope.dims, "pairing",
                   config->rope.pairing == MR_ROPE_INTERLEAVED ? "interleaved" : "halves",
                   "inv_freq", inv_freq, "attention_factor", (double)config->rope.attention_factor);
     /* The frequencies above are of prompts up to this length. */
@@ -40,9 +41,9 @@ static json_t *tensor_object(const mr_model_tensor *tensor)
             return NULL;
         }
     }
-    return json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "type",
+    return json_pack("{s:s, s:s, s:o, s:I, s:b}", "name", tensor->name, "type",
                      mr_dtype_info_get(tensor->dtype)->name, "shape", shape, "bytes",
-                     (json_int_t)tensor->bytes);
+                     (json_int_t)tensor->bytes, "used", (int)tensor->used);
 }
 
 static json_t *tensors_array(const mr_model *model)
@@ -132,8 +133,8 @@ static void print_text(const mr_model *model)
     if (c->learned_positions > 0) {
         printf("learned, %" PRIu32 "\n", c->context_length);
     } else {
-        printf("RoPE %s, theta %g, %" PRIu32 " dimensions\n", c->rope_type, (double)c->rope_theta,
-               c->rope.dims);
+        printf("RoPE %s, theta %g, %" PRIu32 " dimensions\n", c->rope_in_effect,
+               (double)c->rope_theta, c->rope.dims);
     }
     if (c->window > 0) {
         printf("  window          %" PRIu32 " tokens\n", c->window);

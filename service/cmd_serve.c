@@ -75,10 +75,11 @@ static void log_ready(const mr_runtime *runtime, const char *listen, int port, u
     char name[264];
     mr_log(MR_LOG_INFO, "serve", "ready",
            "address=\"%.*s:%d\" model=%s backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
-           " kv_blocks=%" PRIu32 " load_ms=%" PRIu64,
+           " kv_blocks=%" PRIu32 " rope=\"%s\" load_ms=%" PRIu64,
            host_length(listen), listen, port,
            mr_log_quote(mr_runtime_model_name(runtime), name, sizeof(name)), backend->name,
            backend->threads, config->max_seq_length, mr_runtime_exec_options(runtime)->n_blocks - 1,
+           mr_model_config_get(mr_runtime_model(runtime))->rope_in_effect,
            (uint64_t)(load_ns / MR_NS_PER_MS));
 }
 

@@ -352,6 +352,11 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
     return MR_OK;
 }
 
+const mr_config_key *mr_config_key_at(size_t index)
+{
+    return index < KEY_COUNT ? &keys[index] : NULL;
+}
+
 bool mr_config_key_about(size_t index, mr_config_about *out)
 {
     if (index >= KEY_COUNT) {

@@ -81,6 +81,8 @@ bool mr_config_given(const mr_config *config, const char *name);
 void mr_config_describe(void (*line)(void *ctx, const char *text), void *ctx);
 /* Appends the reference of all keys, docs/configuration.md. */
 MR_MUST_USE mr_status mr_config_markdown(mr_buffer *out);
+/* Appends the JSON Schema (draft 7) of configuration files, keys with dots nested. */
+MR_MUST_USE mr_status mr_config_schema(mr_buffer *out);
 /* Appends the settings as a configuration file that sets the same; keys that were not given are
  * comments, and so are secrets, which are not shown. Before mr_config_finish. */
 MR_MUST_USE mr_status mr_config_yaml(const mr_config *config, mr_buffer *out);

@@ -252,19 +252,31 @@ uint32_t mr_config_list_count(const mr_config *config, const char *key)
     return count;
 }
 
-bool mr_config_list_about(const char *key, size_t index, mr_config_about *out)
+const mr_config_key *mr_config_list_field(const char *key, size_t index)
 {
     for (size_t i = 0; i < FIELD_COUNT; i++) {
         const mr_config_key *field = &fields[i];
         const bool shown = name_within(field, key) != NULL &&
                            mr_unsupported_find(MR_SURFACE_CONFIG, field->name) == NULL;
-        if (!shown || index-- > 0) {
-            continue;
+        if (shown && index-- == 0) {
+            return field;
         }
-        mr_config_key_describe(field, out);
-        return true;
     }
-    return false;
+    return NULL;
+}
+
+bool mr_config_list_about(const char *key, size_t index, mr_config_about *out)
+{
+    const mr_config_key *field = mr_config_list_field(key, index);
+    if (field != NULL) {
+        mr_config_key_describe(field, out);
+    }
+    return field != NULL;
+}
+
+size_t mr_config_list_most(const char *key)
+{
+    return find_list(key)->most;
 }
 
 static mr_status append_entry(const void *item, const char *list, mr_buffer *out)

@@ -20,6 +20,10 @@ bool mr_config_list_known(const char *key);
 uint32_t mr_config_list_count(const mr_config *config, const char *key);
 /* Field `index` of the list's entries; false when there is none. */
 bool mr_config_list_about(const char *key, size_t index, mr_config_about *out);
+/* The same as a row of the table, which lives as long as the program; NULL when there is none. */
+const struct mr_config_key *mr_config_list_field(const char *key, size_t index);
+/* Entries that the list may have. */
+size_t mr_config_list_most(const char *key);
 /* Appends the list as YAML that sets it again, after "key:". */
 MR_MUST_USE mr_status mr_config_list_yaml(const mr_config *config, const char *key, mr_buffer *out);
 

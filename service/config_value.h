@@ -37,6 +37,9 @@ typedef struct mr_config_key {
     size_t count_offset; /* DIGESTS: of the number of entries, uint32_t */
 } mr_config_key;
 
+/* Row `index` of the table; NULL: there is none. Lives as long as the program. */
+const mr_config_key *mr_config_key_at(size_t index);
+
 #define MR_CONFIG_PLACE(type, field) offsetof(type, field), sizeof(((type *)0)->field)
 
 /* Whether the key's default is automatic. */

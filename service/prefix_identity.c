@@ -25,8 +25,7 @@ struct mr_prefix_identity {
     uint8_t random[MR_SHA256_BYTES];
     bool shared; /* one circle for all tenants */
     char numerics[128];
-    mr_rope_rule rope_rule; /* FIXED, or the plan's table whose frequencies follow the prompt */
-    uint32_t rope_original;
+    mr_plan_rope rope; /* the plan's table whose frequencies follow the prompt; FIXED: none */
     pthread_t thread;
     bool started;
     mr_flag stop;
@@ -60,8 +59,7 @@ static mr_status fill_material(mr_prefix_identity *p, const mr_prefix_identity_o
     mr_plan_rope_digest(hasher, options->plan, p->material.rope);
     for (uint32_t i = 0; i < options->plan->n_ropes; i++) {
         if (options->plan->ropes[i].rule != MR_ROPE_FIXED) {
-            p->rope_rule = options->plan->ropes[i].rule;
-            p->rope_original = options->plan->ropes[i].original;
+            p->rope = options->plan->ropes[i];
         }
     }
     mr_hasher_destroy(hasher);
@@ -151,13 +149,13 @@ void mr_prefix_identity_start(mr_prefix_identity *p)
 static void rope_in_effect(const mr_prefix_identity *p, uint32_t n_prompt,
                            uint8_t rope[MR_SHA256_BYTES])
 {
-    if (p->rope_rule == MR_ROPE_FIXED || n_prompt <= p->rope_original) {
+    const uint32_t class = mr_rope_class(&p->rope, n_prompt);
+    uint8_t parts[MR_SHA256_BYTES + sizeof(class)];
+    if (class == 0) {
         return;
     }
-    uint8_t parts[MR_SHA256_BYTES + sizeof(uint32_t)];
-    const uint32_t which = p->rope_rule == MR_ROPE_TWO ? 1 : n_prompt;
     memcpy(parts, rope, MR_SHA256_BYTES);
-    memcpy(parts + MR_SHA256_BYTES, &which, sizeof(which));
+    memcpy(parts + MR_SHA256_BYTES, &class, sizeof(class));
     mr_sha256(parts, sizeof(parts), rope);
 }
 

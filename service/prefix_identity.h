@@ -6,7 +6,7 @@
  *   generation 1   the model's digest, once a thread of its own has read all weights: replicas that
  *                  serve the same model with the same secret have the same roots
  *
- * The change drops what was cached until then (docs/decisions/0002). Roots are made on any thread.
+ * The change drops what was cached until then (docs/decisions/0005). Roots are made on any thread.
  */
 #ifndef MILLRACE_SERVICE_PREFIX_IDENTITY_H
 #define MILLRACE_SERVICE_PREFIX_IDENTITY_H

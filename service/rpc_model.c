@@ -34,7 +34,7 @@ static void describe(const mr_runtime *runtime, Millrace__V1__Model *out)
     out->parameters = about->parameters;
     out->backend = text(mr_runtime_backend(runtime)->name);
     out->version = text(MR_VERSION);
-    out->rope = text(about->rope_type);
+    out->rope = text(about->rope_in_effect);
     out->kv_cache_dtype = text(config->kv_cache_dtype);
     const mr_tokenizer *tokenizer = mr_model_tokenizer(model);
     if (tokenizer != NULL && mr_tokenizer_bos(tokenizer) != UINT32_MAX) {

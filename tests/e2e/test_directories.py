@@ -90,9 +90,26 @@ def test_inspect_tells_the_rope_in_effect_R1(millrace_bin):
     got = json.loads(output(millrace_bin, "inspect", DATA / "architectures" / "phi3-longrope", "--json"))
     assert got["format"] == "safetensors" and got["architecture"] == "phi3" and got["quantization"] == "BF16"
     assert got["rope"]["type"] == "longrope" and len(got["rope"]["inv_freq"]) == 8
+    assert got["rope"]["in_effect"] == "longrope of 32 tokens, attention factor 1.26491"
     assert got["rope"]["follows_length"] == {"rule": "prompt above", "tokens": 32}
     assert got["rope"]["attention_factor"] == pytest.approx(1.2649110640673518)  # sqrt(1 + ln 8 / ln 32)
-    assert {"name": "lm_head.weight", "type": "BF16", "shape": [384, 64], "bytes": 49152} in got["tensors"]
+    assert {"name": "lm_head.weight", "type": "BF16", "shape": [384, 64], "bytes": 49152, "used": True} in got["tensors"]
+
+
+def test_every_tensor_Q5_is_used_or_named(millrace_bin, tmp_path):
+    bare_copy("opt", tmp_path)
+    raw = (tmp_path / "model.safetensors").read_bytes()
+    length = int.from_bytes(raw[:8], "little")
+    header, body = json.loads(raw[8:8 + length]), raw[8 + length:]
+    header["model.decoder.layers.0.self_attn.k_scale"] = {"dtype": "F32", "shape": [1],
+                                                          "data_offsets": [len(body), len(body) + 4]}
+    text = json.dumps(header).encode()
+    (tmp_path / "model.safetensors").write_bytes(len(text).to_bytes(8, "little") + text + body + bytes(4))
+    done = run(millrace_bin, "inspect", tmp_path, "--json")
+    assert done.returncode == 0 and "does not use" in done.stderr
+    assert "model.decoder.layers.0.self_attn.k_scale" in done.stderr
+    unused = [tensor["name"] for tensor in json.loads(done.stdout)["tensors"] if not tensor["used"]]
+    assert unused == ["model.decoder.layers.0.self_attn.k_scale"]
 
 
 def test_rotary_positions_go_by_the_prompt_however_it_is_cut(millrace_bin):
@@ -108,6 +125,21 @@ def test_rotary_positions_go_by_the_prompt_however_it_is_cut(millrace_bin):
     for other in results[1:]:
         for first, second in zip(results[0], other):
             assert first["token_ids"] == second["token_ids"] and first["logprobs"] == second["logprobs"]
+
+
+def test_prefixes_are_shared_between_prompts_of_the_same_rotary_positions(millrace_bin):
+    """Blocks of 8: 24 tokens in common, but longrope has other frequencies above 32 tokens."""
+    model = DATA / "architectures" / "phi3-longrope"
+    ids = json.loads((model / "expected.json").read_text())["prompt_ids"]
+    rows = [ids[:26], ids[:30], ids[:40], ids[:34]]
+    asked = [json.dumps({"prompt_ids": row, "temperature": 0, "max_tokens": 4, "logprobs": 1}) + "\n" for row in rows]
+    settings = ["--set", "compute=f32", "--set", "block_size=8", "--set", "max_batch_size=1"]
+    got = [json.loads(line) for line in
+           output(millrace_bin, "generate", "--model", model, "--jsonl", *settings, stdin="".join(asked)).splitlines()]
+    assert [row["cached_tokens"] for row in got] == [0, 24, 0, 32]
+    for row, line in zip(got, asked):
+        alone = json.loads(output(millrace_bin, "generate", "--model", model, "--jsonl", *settings, stdin=line))
+        assert alone["logprobs"] == row["logprobs"]
 
 
 def test_text_without_a_tokenizer_says_what_is_missing(millrace_bin, tmp_path):

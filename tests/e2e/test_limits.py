@@ -303,6 +303,27 @@ def test_call_that_ends_before_its_decision_leaks_nothing(millrace_bin, model_pa
             assert [len(stream.join().ids) for stream in streams] == [60] * 2
 
 
+def test_id_that_comes_again_at_once_has_a_lease_of_its_own(millrace_bin, model_path):
+    """A client cancels and repeats with the same id, while the engine still ends the first."""
+    leases = f"millrace:1:cc:{tenant_key()}"
+    with Redis() as redis:
+        with start(millrace_bin, model_path, f"redis.url={redis.url}", tenants(max_concurrent=2),
+                   metrics=True) as server:
+            wait_until(lambda: available(server), "Redis is asked")
+            for _ in range(5):
+                asked = greedy(400, text=PROMPT, requestId="again")
+                first = server.stub.Generate(asked, timeout=CALL_S)
+                next(first)
+                first.cancel()
+                second = server.stub.Generate(asked, timeout=CALL_S)
+                next(second)
+                wait_until(lambda: Scrape(server.metrics).value("millrace_requests_running") == 1, "the first ends")
+                unary(server.stub, short())  # behind the end of the first lease
+                assert redis.ask("ZCARD", leases) == "1"
+                second.cancel()
+                wait_until(lambda: redis.ask("ZCARD", leases) == "0", "no lease is left")
+
+
 def test_killed_replica_leaks_no_lease(millrace_bin, model_path):
     """Its leases have an end; a replica that lives renews its own."""
     with Redis() as redis:

@@ -87,6 +87,40 @@ static void test_defaults_are_those_of_the_classes(void **state)
     mr_model_close(model);
 }
 
+#define ROWS(layers, heads, kv_heads)                                                              \
+    "\"num_hidden_layers\":" #layers ",\"num_attention_heads\":" #heads                            \
+    ",\"num_key_value_heads\":" #kv_heads
+#define WIDTHS(width, ffn, vocab)                                                                  \
+    "\"hidden_size\":" #width ",\"intermediate_size\":" #ffn ",\"ffn_dim\":" #ffn                  \
+    ",\"vocab_size\":" #vocab
+#define TYPE(name) "\"model_type\":\"" name "\",\"max_position_embeddings\":2048"
+
+/* The shapes of models that everybody knows, and the parameters that their makers count. */
+static void test_parameters_are_those_published(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config;
+        uint64_t parameters;
+    } models[] = {
+        /* Llama 2 7B, Llama 3.1 8B, Mistral 7B */
+        {"{" TYPE("llama") "," WIDTHS(4096, 11008, 32000) "," ROWS(32, 32, 32) "}", 6738415616},
+        {"{" TYPE("llama") "," WIDTHS(4096, 14336, 128256) "," ROWS(32, 32, 8) "}", 8030261248},
+        {"{" TYPE("mistral") "," WIDTHS(4096, 14336, 32000) "," ROWS(32, 32, 8) "}", 7241732096},
+        /* Qwen2.5 7B, Qwen3 8B, Phi-3 mini, OPT 125M */
+        {"{" TYPE("qwen2") "," WIDTHS(3584, 18944, 152064) "," ROWS(28, 28, 4) "}", 7615616512},
+        {"{" TYPE("qwen3") "," WIDTHS(4096, 12288, 151936) "," ROWS(36, 32, 8) ",\"head_dim\":128}",
+         8190735360},
+        {"{" TYPE("phi3") "," WIDTHS(3072, 8192, 32064) "," ROWS(32, 32, 32) "}", 3821079552},
+        {"{" TYPE("opt") "," WIDTHS(768, 3072, 50272) "," ROWS(12, 12, 12) "}", 125239296},
+    };
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        mr_model *model = accepted(models[i].config, NULL);
+        assert_int_equal(mr_model_config_get(model)->parameters, models[i].parameters);
+        mr_model_close(model);
+    }
+}
+
 static void test_ends_T5_are_the_union(void **state)
 {
     (void)state;
@@ -348,6 +382,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults_are_those_of_the_classes),
+        cmocka_unit_test(test_parameters_are_those_published),
         cmocka_unit_test(test_ends_T5_are_the_union),
         cmocka_unit_test(test_sampling_of_a_generation_config),
         cmocka_unit_test(test_windows),

@@ -143,6 +143,7 @@ static void test_create_F5_damaged_tables_are_refused(void **state)
         {"\"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]", "merge 0"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [\"ab\"]", "element 0"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [\"a b c\"]", "element 0"},
+        {"\"vocab\": {\"a\": 0}, \"merges\": [[]]", "pair"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [[\"a\"]]", "pair"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [[\"a\", \"b\", \"c\"]]", "pair"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [[\"a\", [\"b\"]]]", "pair"},
