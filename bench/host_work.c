@@ -58,18 +58,18 @@ static uint32_t draw(bench *b, uint32_t below)
 
 /* ---- the scheduler's hashing, which the linker leads through here ---- */
 
-void __real_mr_prefix_block_hash(mr_hasher *hasher, const mr_block_hash *parent,
-                                 const uint32_t *tokens, uint32_t n, mr_block_hash *out);
-void __wrap_mr_prefix_block_hash(mr_hasher *hasher, const mr_block_hash *parent,
-                                 const uint32_t *tokens, uint32_t n, mr_block_hash *out);
+void real_block_hash(mr_hasher *hasher, const mr_block_hash *parent, const uint32_t *tokens,
+                     uint32_t n, mr_block_hash *out) __asm__("__real_mr_prefix_block_hash");
+void block_hash(mr_hasher *hasher, const mr_block_hash *parent, const uint32_t *tokens, uint32_t n,
+                mr_block_hash *out) __asm__("__wrap_mr_prefix_block_hash");
 
 static bool hashing;
 
-void __wrap_mr_prefix_block_hash(mr_hasher *hasher, const mr_block_hash *parent,
-                                 const uint32_t *tokens, uint32_t n, mr_block_hash *out)
+void block_hash(mr_hasher *hasher, const mr_block_hash *parent, const uint32_t *tokens, uint32_t n,
+                mr_block_hash *out)
 {
     if (hashing) {
-        __real_mr_prefix_block_hash(hasher, parent, tokens, n, out);
+        real_block_hash(hasher, parent, tokens, n, out);
         return;
     }
     /* Different from all others, and spread like a hash: by multiples of an odd number. */
