@@ -153,6 +153,9 @@ static mr_status fill_raw(mr_tokenizer *made, const mr_tokenizer_spec *spec, mr_
     for (uint32_t id = 0; id < spec->n_tokens && status == MR_OK; id++) {
         made->raw[id].data = next;
         next += made->raw[id].size;
+        if (made->raw[id].size > made->longest) {
+            made->longest = made->raw[id].size;
+        }
     }
     mr_text_steps_deinit(&decode);
     return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the vocabulary");
@@ -280,6 +283,11 @@ mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id)
 {
     MR_CHECK(id < tokenizer->n_tokens);
     return tokenizer->raw[id];
+}
+
+size_t mr_tokenizer_longest_token(const mr_tokenizer *tokenizer)
+{
+    return tokenizer->longest;
 }
 
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer)

@@ -43,6 +43,18 @@ static const mr_config_key keys[] = {
 
 _Static_assert(KEY_COUNT <= MR_CONFIG_MAX_KEYS, "a set of keys is a 64-bit mask");
 
+/* The first key of the group `name`: of name.something. */
+static const char *first_below(const char *name)
+{
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < KEY_COUNT; i++) {
+        if (strncmp(keys[i].name, name, length) == 0 && keys[i].name[length] == '.') {
+            return keys[i].name;
+        }
+    }
+    return NULL;
+}
+
 static mr_status fail_unknown(const char *name, mr_error *err)
 {
     mr_nearest nearest;
@@ -56,6 +68,12 @@ static mr_status fail_unknown(const char *name, mr_error *err)
         if (rows[i].surface == MR_SURFACE_CONFIG) {
             mr_nearest_offer(&nearest, rows[i].name);
         }
+    }
+    const char *first = first_below(name);
+    if (first != NULL) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, name,
+                             "%s is a group of settings: give one of them, such as %s", name,
+                             first);
     }
     if (nearest.best == NULL) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, name,

@@ -105,8 +105,10 @@ static mr_status look_up(const char *address, struct addrinfo **out, mr_error *e
     };
     const int lookup = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, out);
     if (lookup != 0) {
-        return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s", address,
-                       lookup == EAI_SYSTEM ? strerror(errno) : gai_strerror(lookup));
+        return mr_fail(err, MR_UNAVAILABLE,
+                       "cannot listen on %s: %s; give an address of this machine, such as "
+                       "127.0.0.1:8001",
+                       address, lookup == EAI_SYSTEM ? strerror(errno) : gai_strerror(lookup));
     }
     return MR_OK;
 }

@@ -373,7 +373,9 @@ void mr_server_shutdown(mr_server *server, uint32_t timeout_ms)
     if (mr_event_wait(&server->down, until_ns)) {
         return;
     }
-    mr_log(MR_LOG_WARN, "server", "streams are cut off", "timeout_ms=%u", timeout_ms);
+    if (timeout_ms > 0) { /* 0: a server that never served */
+        mr_log(MR_LOG_WARN, "server", "streams are cut off", "timeout_ms=%u", timeout_ms);
+    }
     mr_flag_set(&server->cut_off);
     tick_all(server);
     if (mr_event_wait(&server->down, time_after(LAST_WORDS_NS))) {
