@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/random.h"
 #include "base/utf8.h"
 #include "kernels/batch.h"
 #include "service/prefix_identity.h"
@@ -12,7 +13,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define DEFAULT_MAX_TOKENS 256u
 #define SEED_LIMIT         (UINT64_C(1) << 53) /* so that a JSON number holds every seed */
@@ -324,9 +324,7 @@ static mr_status check_cache_salt(const check *c, const mr_generation_ask *ask)
 
 static mr_status draw_seed(uint64_t *seed, mr_error *err)
 {
-    if (getrandom(seed, sizeof(*seed), 0) != (ssize_t)sizeof(*seed)) {
-        return mr_fail(err, MR_INTERNAL, "the system gave no random seed: pass one");
-    }
+    MR_TRY(mr_random_fill(seed, sizeof(*seed), "a seed", err));
     *seed %= SEED_LIMIT;
     return MR_OK;
 }
