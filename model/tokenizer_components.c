@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/tokenizer_components.h"
 
+#include "model/hf_json.h"
 #include "model/json_tree.h"
 
 #include <stdio.h>
@@ -47,18 +48,6 @@ static mr_status refuse_type(reader *r, const char *part, const json_t *item)
 static bool is_type(const json_t *item, const char *name)
 {
     return mr_json_text_is(mr_json_tree_string(item, "type"), name);
-}
-
-static mr_status read_flag(reader *r, const json_t *item, const char *key, bool *out)
-{
-    const json_t *value = json_object_get(item, key);
-    if (value == NULL || json_is_null(value)) {
-        return MR_OK;
-    }
-    *out = json_is_true(value);
-    return json_is_boolean(value)
-               ? MR_OK
-               : mr_fail(r->err, MR_DATA_LOSS, "\"%s\" is not true or false", key);
 }
 
 static mr_status read_text(reader *r, const json_t *item, const char *key, mr_bytes *out)
@@ -172,7 +161,7 @@ static mr_status read_split(reader *r, const json_t *item)
         MR_TRY(read_text(r, pattern, "String", &step.pattern));
     }
     MR_TRY(read_text(r, item, "behavior", &behavior));
-    MR_TRY(read_flag(r, item, "invert", &step.invert));
+    MR_TRY(mr_hf_json_bool(item, "invert", &step.invert, r->err));
     for (size_t i = 0; i < sizeof(behaviors) / sizeof(behaviors[0]); i++) {
         if (mr_json_text_is(behavior, behaviors[i])) {
             step.behavior = (mr_split_behavior)i;
@@ -186,8 +175,8 @@ static mr_status read_byte_level(reader *r, const json_t *item)
 {
     bool prefix = true;
     bool pattern = true;
-    MR_TRY(read_flag(r, item, "add_prefix_space", &prefix));
-    MR_TRY(read_flag(r, item, "use_regex", &pattern));
+    MR_TRY(mr_hf_json_bool(item, "add_prefix_space", &prefix, r->err));
+    MR_TRY(mr_hf_json_bool(item, "use_regex", &pattern, r->err));
     if (prefix && r->any_split) {
         return refuse(r, "pre-tokenizer", "\"ByteLevel\" with add_prefix_space behind another");
     }
@@ -207,7 +196,7 @@ static mr_status read_scheme(reader *r, const json_t *item, bool *always, bool *
     *always = scheme.data == NULL || mr_json_text_is(scheme, "always");
     *first = mr_json_text_is(scheme, "first");
     if (scheme.data == NULL) {
-        return read_flag(r, item, "add_prefix_space", always);
+        return mr_hf_json_bool(item, "add_prefix_space", always, r->err);
     }
     return *always || *first || mr_json_text_is(scheme, "never")
                ? MR_OK
@@ -221,7 +210,7 @@ static mr_status read_metaspace(reader *r, const json_t *item)
     bool split = true;
     mr_bytes mark;
     MR_TRY(read_text(r, item, "replacement", &mark));
-    MR_TRY(read_flag(r, item, "split", &split));
+    MR_TRY(mr_hf_json_bool(item, "split", &split, r->err));
     MR_TRY(read_scheme(r, item, &always, &first));
     if (r->any_split) {
         return refuse(r, "pre-tokenizer", "\"Metaspace\" behind another");
@@ -243,7 +232,7 @@ static mr_status read_metaspace(reader *r, const json_t *item)
 static mr_status read_digits(reader *r, const json_t *item)
 {
     bool individual = false;
-    MR_TRY(read_flag(r, item, "individual_digits", &individual));
+    MR_TRY(mr_hf_json_bool(item, "individual_digits", &individual, r->err));
     return push_split(r, (mr_split_step){.kind = individual ? MR_SPLIT_DIGIT : MR_SPLIT_DIGITS});
 }
 
@@ -287,9 +276,9 @@ static mr_status read_model(reader *r, const json_t *model, mr_bytes *unknown)
             return refuse(r, "model", what);
         }
     }
-    MR_TRY(read_flag(r, model, "fuse_unk", &r->spec->fuse_unknown));
-    MR_TRY(read_flag(r, model, "byte_fallback", &r->spec->byte_fallback));
-    MR_TRY(read_flag(r, model, "ignore_merges", &r->spec->whole_tokens));
+    MR_TRY(mr_hf_json_bool(model, "fuse_unk", &r->spec->fuse_unknown, r->err));
+    MR_TRY(mr_hf_json_bool(model, "byte_fallback", &r->spec->byte_fallback, r->err));
+    MR_TRY(mr_hf_json_bool(model, "ignore_merges", &r->spec->whole_tokens, r->err));
     *unknown = mr_json_tree_string(model, "unk_token");
     return MR_OK;
 }

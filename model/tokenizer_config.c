@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/tokenizer_config.h"
 
+#include "model/hf_json.h"
+
 #include <string.h>
 
 /* Keeps all but the copy of the added tokens, which may be long and which tokenizer.json has too.
@@ -25,13 +27,11 @@ static mr_status wrong_type(const char *key, const char *wanted, mr_error *err)
 static mr_status read_flag(const json_t *root, const char *key, mr_tristate *out, mr_error *err)
 {
     const json_t *value = json_object_get(root, key);
-    if (value == NULL || json_is_null(value)) {
-        return MR_OK;
+    bool yes = false;
+    MR_TRY(mr_hf_json_bool(root, key, &yes, err));
+    if (value != NULL && !json_is_null(value)) {
+        *out = yes ? MR_YES : MR_NO;
     }
-    if (!json_is_boolean(value)) {
-        return wrong_type(key, "true or false", err);
-    }
-    *out = json_is_true(value) ? MR_YES : MR_NO;
     return MR_OK;
 }
 

@@ -98,11 +98,11 @@ static mr_status take_merge(mr_tokenizer_tables *tables, const mr_json_event *ev
         tables->merge_parts = 0;
         return MR_OK;
     case MR_JSON_ARRAY_END: {
-        mr_merge_entry *last =
-            (mr_merge_entry *)(void *)(tables->merges.data + tables->merges.size - sizeof(*last));
         if (tables->merge_parts != 2) {
             return corrupt(event, "merges", "is not a pair of tokens", err);
         }
+        mr_merge_entry *last =
+            (mr_merge_entry *)(void *)(tables->merges.data + tables->merges.size - sizeof(*last));
         last->text.size = tables->texts.size - tables->merge_begin;
         return MR_OK;
     }
