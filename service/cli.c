@@ -3,8 +3,8 @@
 
 #include "base/digits.h"
 #include "base/log.h"
-#include "service/generation.h"
 #include "service/nearest.h"
+#include "service/unsupported.h"
 
 #include <errno.h>
 #include <stdarg.h>

@@ -5,7 +5,7 @@
 #include "base/digits.h"
 #include "base/sha256.h"
 #include "cache/redis_url.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GetModel, and the answer to every method that is not served. */
 #include "service/call.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
 #include "millrace/v1/inference.pb-c.h"
 
