@@ -297,7 +297,7 @@ static void lend_stops(generate_options *o)
 
 static int generate(generate_options *o)
 {
-    if (o->server != NULL && !mr_address_valid(o->server)) {
+    if (o->server != NULL && !mr_listen_is_address(o->server)) {
         return mr_cli_fail_server(o->server);
     }
     lend_stops(o);

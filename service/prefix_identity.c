@@ -39,8 +39,8 @@ static mr_status fill_material(mr_prefix_identity *p, const mr_prefix_identity_o
                                mr_error *err)
 {
     mr_hasher *hasher = NULL;
-    snprintf(p->numerics, sizeof(p->numerics), "%s/%s", options->backend->numerics,
-             options->config->kv_cache_dtype);
+    mr_prefix_identity_numerics(options->backend, options->config, p->numerics,
+                                sizeof(p->numerics));
     p->material.numerics = p->numerics;
     p->material.block_size = options->config->block_size;
     MR_TRY(mr_random_fill(p->material.model, sizeof(p->material.model), "the prefix cache", err));
@@ -56,6 +56,12 @@ static mr_status fill_material(mr_prefix_identity *p, const mr_prefix_identity_o
     }
     mr_hasher_destroy(hasher);
     return MR_OK;
+}
+
+void mr_prefix_identity_numerics(const mr_backend_info *backend, const mr_config *config, char *out,
+                                 size_t bytes)
+{
+    snprintf(out, bytes, "%s/%s", backend->numerics, config->kv_cache_dtype);
 }
 
 mr_status mr_prefix_identity_create(const mr_prefix_identity_options *options,
