@@ -51,7 +51,8 @@ static const struct {
     {"I64", MR_DTYPE_I64},         {"F64", MR_DTYPE_F64},
 };
 
-mr_dtype mr_safetensors_dtype(mr_bytes name)
+/* MR_DTYPE_STORED_COUNT: the name is not known. */
+static mr_dtype dtype_of(mr_bytes name)
 {
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         if (mr_json_text_is(name, types[i].name)) {
@@ -114,7 +115,7 @@ static mr_status take_dtype(parser *p, const mr_json_event *event, mr_error *err
     if (event->kind != MR_JSON_STRING) {
         return fail_field(p, "dtype", "a string", err);
     }
-    p->now.tensor.dtype = mr_safetensors_dtype(event->text);
+    p->now.tensor.dtype = dtype_of(event->text);
     if (p->now.tensor.dtype == MR_DTYPE_STORED_COUNT) {
         return mr_fail(err, MR_UNIMPLEMENTED,
                        "tensor '%s' is of type '%.*s', which this build does not know; it reads "
