@@ -293,9 +293,3 @@ bool mr_json_double(const mr_json_event *event, double *out)
     *out = value;
     return true;
 }
-
-bool mr_json_text_is(mr_bytes text, const char *expected)
-{
-    const size_t bytes = strlen(expected);
-    return text.size == bytes && (bytes == 0 || memcmp(text.data, expected, bytes) == 0);
-}

@@ -55,7 +55,7 @@ static const struct {
 static mr_dtype dtype_of(mr_bytes name)
 {
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (mr_json_text_is(name, types[i].name)) {
+        if (mr_bytes_is(name, types[i].name)) {
             return types[i].dtype;
         }
     }
@@ -158,14 +158,14 @@ static mr_status take_field(parser *p, const mr_json_event *event, mr_error *err
     if (event->kind == MR_JSON_ARRAY_END) {
         return MR_OK;
     }
-    if (mr_json_text_is(event->key, "dtype")) {
+    if (mr_bytes_is(event->key, "dtype")) {
         return take_dtype(p, event, err);
     }
-    if (mr_json_text_is(event->key, "shape")) {
+    if (mr_bytes_is(event->key, "shape")) {
         MR_TRY(once(p, SEEN_SHAPE, "shape", err));
         return opens ? MR_OK : fail_field(p, "shape", "an array", err);
     }
-    if (mr_json_text_is(event->key, "data_offsets")) {
+    if (mr_bytes_is(event->key, "data_offsets")) {
         MR_TRY(once(p, SEEN_OFFSETS, "data_offsets", err));
         return opens ? MR_OK : fail_field(p, "data_offsets", "an array", err);
     }
@@ -225,7 +225,7 @@ static mr_status finish_tensor(parser *p, mr_error *err)
 
 static mr_status on_top(parser *p, const mr_json_event *event, mr_error *err)
 {
-    const bool metadata = mr_json_text_is(event->key, METADATA);
+    const bool metadata = mr_bytes_is(event->key, METADATA);
     if (event->kind == MR_JSON_OBJECT_END) {
         return metadata ? MR_OK : finish_tensor(p, err);
     }
@@ -251,14 +251,14 @@ static mr_status on_event(void *ctx, const mr_json_event *event, mr_error *err)
         return on_top(p, event, err);
     }
     const mr_bytes name = mr_json_path_key(event, 0);
-    if (mr_json_text_is(name, METADATA)) {
+    if (mr_bytes_is(name, METADATA)) {
         return MR_OK; /* free text */
     }
     if (depth == 2) {
         return take_field(p, event, err);
     }
     if (depth == 3 && event->kind == MR_JSON_NUMBER) {
-        const bool shape = mr_json_text_is(mr_json_path_key(event, 1), "shape");
+        const bool shape = mr_bytes_is(mr_json_path_key(event, 1), "shape");
         return shape ? take_dim(p, event, err) : take_offset(p, event, err);
     }
     return mr_fail(err, MR_DATA_LOSS,

@@ -47,7 +47,7 @@ static mr_status refuse_type(reader *r, const char *part, const json_t *item)
 
 static bool is_type(const json_t *item, const char *name)
 {
-    return mr_json_text_is(mr_json_tree_string(item, "type"), name);
+    return mr_bytes_is(mr_json_tree_string(item, "type"), name);
 }
 
 static mr_status read_text(reader *r, const json_t *item, const char *key, mr_bytes *out)
@@ -163,7 +163,7 @@ static mr_status read_split(reader *r, const json_t *item)
     MR_TRY(read_text(r, item, "behavior", &behavior));
     MR_TRY(mr_hf_json_bool(item, "invert", &step.invert, r->err));
     for (size_t i = 0; i < sizeof(behaviors) / sizeof(behaviors[0]); i++) {
-        if (mr_json_text_is(behavior, behaviors[i])) {
+        if (mr_bytes_is(behavior, behaviors[i])) {
             step.behavior = (mr_split_behavior)i;
             return push_split(r, step);
         }
@@ -193,12 +193,12 @@ static mr_status read_byte_level(reader *r, const json_t *item)
 static mr_status read_scheme(reader *r, const json_t *item, bool *always, bool *first)
 {
     const mr_bytes scheme = mr_json_tree_string(item, "prepend_scheme");
-    *always = scheme.data == NULL || mr_json_text_is(scheme, "always");
-    *first = mr_json_text_is(scheme, "first");
+    *always = scheme.data == NULL || mr_bytes_is(scheme, "always");
+    *first = mr_bytes_is(scheme, "first");
     if (scheme.data == NULL) {
         return mr_hf_json_bool(item, "add_prefix_space", always, r->err);
     }
-    return *always || *first || mr_json_text_is(scheme, "never")
+    return *always || *first || mr_bytes_is(scheme, "never")
                ? MR_OK
                : refuse(r, "component", "\"Metaspace\" with an unknown prepend_scheme");
 }
@@ -290,8 +290,7 @@ static mr_status read_strip(reader *r, const json_t *item)
     const mr_bytes content = mr_json_tree_string(item, "content");
     const json_int_t start = json_integer_value(json_object_get(item, "start"));
     const json_int_t stop = json_integer_value(json_object_get(item, "stop"));
-    if (!mr_json_text_is(content, " ") || start < 0 || start > MAX_STRIP || stop != 0 ||
-        !r->fused) {
+    if (!mr_bytes_is(content, " ") || start < 0 || start > MAX_STRIP || stop != 0 || !r->fused) {
         return refuse(r, "decoder", "\"Strip\" of anything but spaces before the whole text");
     }
     r->spec->decode_strip = (uint32_t)start;

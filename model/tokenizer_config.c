@@ -15,8 +15,7 @@ static mr_status on_event(void *ctx, const mr_json_event *event, mr_error *err)
     const mr_bytes key = at_second ? event->key
                          : below   ? mr_json_path_key(event, 0)
                                    : (mr_bytes){0};
-    return mr_json_text_is(key, "added_tokens_decoder") ? MR_OK
-                                                        : mr_json_tree_add(tree, event, err);
+    return mr_bytes_is(key, "added_tokens_decoder") ? MR_OK : mr_json_tree_add(tree, event, err);
 }
 
 static mr_status wrong_type(const char *key, const char *wanted, mr_error *err)
@@ -61,7 +60,7 @@ static mr_status read_template(const json_t *root, mr_bytes *out, mr_error *err)
     }
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *item = json_array_get(value, i);
-        if (mr_json_text_is(mr_json_tree_string(item, "name"), "default")) {
+        if (mr_bytes_is(mr_json_tree_string(item, "name"), "default")) {
             *out = mr_json_tree_string(item, "template");
         }
     }

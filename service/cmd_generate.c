@@ -248,7 +248,7 @@ static int generate_one(const generate_options *options)
     int status = MR_EXIT_OK;
     if (options->operands.count > 0) {
         const char *text = options->operands.items[0];
-        prompt = (mr_bytes){(const uint8_t *)text, strlen(text)};
+        prompt = mr_bytes_of(text);
     } else {
         status = read_prompt(&input, &prompt);
     }
