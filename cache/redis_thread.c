@@ -5,7 +5,6 @@
 #include "cache/redis_connect.h"
 #include "cache/redis_link_internal.h"
 
-#include <errno.h>
 #include <hiredis.h>
 #include <poll.h>
 #include <string.h>

@@ -8,8 +8,6 @@
 #include "model/json_sax.h"
 #include "model/safetensors.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

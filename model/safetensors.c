@@ -6,7 +6,6 @@
 #include "model/json_sax.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -5,7 +5,6 @@
 #include "model/json_tree.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define MAX_STRIP  16
 #define MAX_NESTED 8u /* sequences in sequences */

@@ -3,8 +3,6 @@
 
 #include "model/hf_json.h"
 
-#include <string.h>
-
 /* Keeps all but the copy of the added tokens, which may be long and which tokenizer.json has too.
  */
 static mr_status on_event(void *ctx, const mr_json_event *event, mr_error *err)

@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #define MODEL_TIMEOUT_MS 30000
 #define MAX_REQUESTS     1000000u

@@ -4,7 +4,6 @@
 #include "service/config_list.h"
 #include "service/unsupported.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <yaml.h>

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/profile.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 
 static uint64_t total_ns(const mr_exec_times *spent)

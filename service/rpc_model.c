@@ -6,7 +6,6 @@
 #include "millrace/v1/inference.pb-c.h"
 
 #include <grpc/slice.h>
-#include <inttypes.h>
 #include <string.h>
 
 #define PACKAGE_PREFIX "/millrace.v1."

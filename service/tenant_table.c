@@ -3,7 +3,6 @@
 
 #include "base/checked.h"
 
-#include <inttypes.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
