@@ -5,7 +5,6 @@
 #include "model/unicode_form.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define NONE UINT32_MAX
 

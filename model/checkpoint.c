@@ -8,8 +8,6 @@
 #include "model/json_sax.h"
 #include "model/safetensors.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -40,7 +38,7 @@ typedef struct index_reader {
 static mr_status add_shard(mr_checkpoint *c, mr_bytes name, uint32_t *index, mr_error *err)
 {
     for (*index = 0; *index < c->n_shards; ++*index) {
-        if (mr_json_text_is(name, c->shards[*index].name)) {
+        if (mr_bytes_is(name, c->shards[*index].name)) {
             return MR_OK;
         }
     }
@@ -182,7 +180,7 @@ static mr_status open_files(mr_checkpoint *c, const char *dir, mr_error *err)
         return status;
     }
     uint32_t first;
-    const mr_bytes single = {.data = (const uint8_t *)SINGLE, .size = strlen(SINGLE)};
+    const mr_bytes single = mr_bytes_of(SINGLE);
     MR_TRY(add_shard(c, single, &first, err));
     const mr_status status = open_shards(c, dir, err);
     if (status == MR_NOT_FOUND) {

@@ -89,14 +89,9 @@ mr_status mr_hf_text_open(const char *directory, mr_hf_text *out, mr_error *err)
     mr_file_map_close(&p.config_file);
     mr_file_map_close(&p.template_file);
     if (status != MR_OK) {
-        mr_hf_text_deinit(out);
+        mr_tokenizer_destroy(out->tokenizer);
+        mr_chat_template_destroy(out->chat);
+        *out = (mr_hf_text){.eos_id = UINT32_MAX};
     }
     return status;
-}
-
-void mr_hf_text_deinit(mr_hf_text *text)
-{
-    mr_tokenizer_destroy(text->tokenizer);
-    mr_chat_template_destroy(text->chat);
-    *text = (mr_hf_text){.eos_id = UINT32_MAX};
 }

@@ -300,8 +300,7 @@ uint32_t mr_tokenizer_find(const mr_tokenizer *tokenizer, mr_bytes text)
     for (uint32_t id = 0; id < tokenizer->n_tokens && text.size > 0; id++) {
         const uint8_t kind = tokenizer->kinds[id];
         if ((kind == MR_TOKEN_SPECIAL || kind == MR_TOKEN_ADDED) &&
-            tokenizer->raw[id].size == text.size &&
-            memcmp(tokenizer->raw[id].data, text.data, text.size) == 0) {
+            mr_bytes_equal(tokenizer->raw[id], text)) {
             return id;
         }
     }

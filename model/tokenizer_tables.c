@@ -127,7 +127,7 @@ static bool *flag_of(mr_added_entry *entry, mr_bytes key)
         {"single_word", &entry->token.single_word},
     };
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
-        if (mr_json_text_is(key, flags[i].name)) {
+        if (mr_bytes_is(key, flags[i].name)) {
             return flags[i].flag;
         }
     }
@@ -147,12 +147,12 @@ static mr_status take_added_field(mr_tokenizer_tables *tables, const mr_json_eve
                    ? MR_OK
                    : corrupt(event, "added_tokens", "is not true or false", err);
     }
-    if (mr_json_text_is(event->key, "content")) {
+    if (mr_bytes_is(event->key, "content")) {
         entry->has_text = true;
         return event->kind == MR_JSON_STRING ? keep_text(tables, event->text, &entry->text, err)
                                              : corrupt(event, "added_tokens", "is not a text", err);
     }
-    if (!mr_json_text_is(event->key, "id")) {
+    if (!mr_bytes_is(event->key, "id")) {
         return mr_fail(err, MR_UNIMPLEMENTED,
                        "added tokens have the field \"%.*s\", which this build does not know",
                        event->key.size < 60 ? (int)event->key.size : 60,
@@ -189,16 +189,16 @@ static mr_status take_added(mr_tokenizer_tables *tables, const mr_json_event *ev
 static uint32_t table_of(const mr_json_event *event)
 {
     const uint32_t depth = mr_json_depth(event);
-    if (depth == 1 && mr_json_text_is(event->key, "added_tokens")) {
+    if (depth == 1 && mr_bytes_is(event->key, "added_tokens")) {
         return IN_ADDED;
     }
-    if (depth != 2 || !mr_json_text_is(mr_json_path_key(event, 0), "model")) {
+    if (depth != 2 || !mr_bytes_is(mr_json_path_key(event, 0), "model")) {
         return IN_NONE;
     }
-    if (mr_json_text_is(event->key, "vocab")) {
+    if (mr_bytes_is(event->key, "vocab")) {
         return IN_VOCAB;
     }
-    return mr_json_text_is(event->key, "merges") ? IN_MERGES : IN_NONE;
+    return mr_bytes_is(event->key, "merges") ? IN_MERGES : IN_NONE;
 }
 
 static mr_status begin_table(mr_tokenizer_tables *tables, const mr_json_event *event,

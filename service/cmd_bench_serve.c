@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #define MODEL_TIMEOUT_MS 30000
 #define MAX_REQUESTS     1000000u
@@ -275,7 +274,7 @@ static int check(const serve_options *o)
     if (o->server == NULL) {
         return mr_cli_fail_usage("bench serve: --server HOST:PORT is missing");
     }
-    if (!mr_address_valid(o->server)) {
+    if (!mr_listen_is_address(o->server)) {
         return mr_cli_fail_server(o->server);
     }
     if (o->has_concurrency && o->has_rate) {

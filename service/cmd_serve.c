@@ -5,6 +5,7 @@
 #include "base/event.h"
 #include "base/log.h"
 #include "service/commands.h"
+#include "service/listen.h"
 #include "service/metrics_http.h"
 #include "service/server.h"
 
@@ -41,13 +42,6 @@ static void block_signals(sigset_t *set)
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* HOST of HOST:PORT, as it was given. */
-static int host_length(const char *listen)
-{
-    const char *colon = strrchr(listen, ':');
-    return (int)(colon == NULL ? strlen(listen) : (size_t)(colon - listen));
-}
-
 static void log_configuration(const mr_runtime *runtime)
 {
     mr_buffer text = {0};
@@ -76,7 +70,7 @@ static void log_ready(const mr_runtime *runtime, const char *listen, int port, u
     mr_log(MR_LOG_INFO, "serve", "ready",
            "address=\"%.*s:%d\" model=%s backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
            " kv_blocks=%" PRIu32 " rope=\"%s\" load_ms=%" PRIu64,
-           host_length(listen), listen, port,
+           (int)mr_listen_host_bytes(listen), listen, port,
            mr_log_quote(mr_runtime_model_name(runtime), name, sizeof(name)), backend->name,
            backend->threads, config->max_seq_length, mr_runtime_exec_options(runtime)->n_blocks - 1,
            mr_model_config_get(mr_runtime_model(runtime))->rope_in_effect,
@@ -291,10 +285,10 @@ static mr_status start_listening(const addresses *where, const mr_config *config
             return status;
         }
     }
-    printf("listening on %.*s:%d\n", host_length(where->listen), where->listen,
+    printf("listening on %.*s:%d\n", (int)mr_listen_host_bytes(where->listen), where->listen,
            mr_server_port(*server));
     if (where->metrics != NULL) {
-        printf("metrics on %.*s:%d\n", host_length(where->metrics), where->metrics,
+        printf("metrics on %.*s:%d\n", (int)mr_listen_host_bytes(where->metrics), where->metrics,
                mr_metrics_http_port(*http));
     }
     fflush(stdout);

@@ -5,8 +5,8 @@
 #include "service/config_internal.h"
 #include "service/config_list.h"
 #include "service/config_value.h"
-#include "service/generation.h"
 #include "service/nearest.h"
+#include "service/unsupported.h"
 
 #include <ctype.h>
 #include <inttypes.h>
@@ -173,7 +173,7 @@ static char variable_letter(char letter)
     return (char)spelled;
 }
 
-void mr_config_variable(const char *key, char *out, size_t bytes)
+static void spell_variable(const char *key, char *out, size_t bytes)
 {
     const int length = snprintf(out, bytes, ENV_PREFIX "%s", key);
     for (int i = 0; i < length && out[i] != '\0'; i++) {
@@ -213,7 +213,7 @@ static mr_status check_slip(const char *variable, size_t length, mr_error *err)
         return MR_OK;
     }
     char known[NAME_BYTES];
-    mr_config_variable(nearest.best, known, sizeof(known));
+    spell_variable(nearest.best, known, sizeof(known));
     return mr_fail_field(err, MR_INVALID_ARGUMENT, nearest.best,
                          "unknown configuration variable " ENV_PREFIX "%.*s; did you mean %s?",
                          (int)length, variable, known);
@@ -413,7 +413,7 @@ bool mr_config_key_about(size_t index, mr_config_about *out)
         return false;
     }
     mr_config_key_describe(&keys[index], out);
-    mr_config_variable(keys[index].name, out->variable, sizeof(out->variable));
+    spell_variable(keys[index].name, out->variable, sizeof(out->variable));
     return true;
 }
 

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config_value.h"
 
+#include "base/checked.h"
+#include "base/digits.h"
 #include "base/sha256.h"
 #include "cache/redis_url.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,20 +73,13 @@ static uint64_t unit_bytes(const char *unit)
 /* Decimal digits, and a unit where the key has bytes. */
 static bool parse_number(mr_config_kind kind, const char *text, uint64_t *out)
 {
+    const size_t digits = strspn(text, "0123456789");
+    const uint64_t unit = unit_bytes(text + digits);
     uint64_t value = 0;
-    const char *at = text;
-    for (; isdigit((unsigned char)*at); at++) {
-        const uint64_t digit = (uint64_t)(*at - '0');
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, digit, &value)) {
-            return false;
-        }
-    }
-    if (at == text || (kind == MR_KEY_NUMBER && *at != '\0')) {
+    if (!mr_digits_u64(text, digits, &value) || (kind == MR_KEY_NUMBER && text[digits] != '\0')) {
         return false;
     }
-    const uint64_t unit = unit_bytes(at);
-    return unit != 0 && !__builtin_mul_overflow(value, unit, out);
+    return unit != 0 && mr_mul_u64(value, unit, out);
 }
 
 static mr_status set_number(void *base, const mr_config_key *key, const char *value, mr_error *err)
@@ -211,15 +205,6 @@ static uint32_t *count_of(void *base, const mr_config_key *key)
     return (uint32_t *)(void *)((uint8_t *)base + key->count_offset);
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    const char low = (char)tolower((unsigned char)c);
-    return low >= 'a' && low <= 'f' ? low - 'a' + 10 : -1;
-}
-
 /* Adds one. A value that is no digest may be a key itself, so it is not quoted. */
 static mr_status add_digest(void *base, const mr_config_key *key, const char *value, mr_error *err)
 {
@@ -232,8 +217,8 @@ static mr_status add_digest(void *base, const mr_config_key *key, const char *va
     uint8_t *digest = (uint8_t *)base + key->offset + (size_t)*count * MR_SHA256_BYTES;
     bool good = strlen(value) == (size_t)2 * MR_SHA256_BYTES;
     for (size_t i = 0; good && i < MR_SHA256_BYTES; i++) {
-        const int high = hex_digit(value[2 * i]);
-        const int low = hex_digit(value[2 * i + 1]);
+        const int high = mr_digits_hex_value(value[2 * i]);
+        const int low = mr_digits_hex_value(value[2 * i + 1]);
         good = high >= 0 && low >= 0;
         digest[i] = good ? (uint8_t)(high * 16 + low) : 0;
     }

@@ -79,11 +79,17 @@ static const char *way_out(int cause)
     }
 }
 
-bool mr_address_valid(const char *address)
+bool mr_listen_is_address(const char *address)
 {
     char host[HOST_MAX + 1];
     const char *port = NULL;
     return split(address, host, &port) && host[0] != '\0';
+}
+
+size_t mr_listen_host_bytes(const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    return colon != NULL ? (size_t)(colon - address) : strlen(address);
 }
 
 /* Gives a list, for freeaddrinfo. */

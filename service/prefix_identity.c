@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "model/digest.h"
 
 #include <inttypes.h>
@@ -11,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -35,24 +35,16 @@ struct mr_prefix_identity {
     uint32_t generation;
 };
 
-static mr_status draw(void *out, size_t bytes, mr_error *err)
-{
-    return getrandom(out, bytes, 0) == (ssize_t)bytes
-               ? MR_OK
-               : mr_fail(err, MR_INTERNAL,
-                         "the system gave no random bytes for the salt of the prefix cache");
-}
-
 static mr_status fill_material(mr_prefix_identity *p, const mr_prefix_identity_options *options,
                                mr_error *err)
 {
     mr_hasher *hasher = NULL;
-    snprintf(p->numerics, sizeof(p->numerics), "%s/%s", options->backend->numerics,
-             options->config->kv_cache_dtype);
+    mr_prefix_identity_numerics(options->backend, options->config, p->numerics,
+                                sizeof(p->numerics));
     p->material.numerics = p->numerics;
     p->material.block_size = options->config->block_size;
-    MR_TRY(draw(p->material.model, sizeof(p->material.model), err));
-    MR_TRY(draw(p->random, sizeof(p->random), err));
+    MR_TRY(mr_random_fill(p->material.model, sizeof(p->material.model), "the prefix cache", err));
+    MR_TRY(mr_random_fill(p->random, sizeof(p->random), "the salt of the prefix cache", err));
     if (mr_hasher_create(&hasher) != MR_OK) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to hash the model");
     }
@@ -64,6 +56,12 @@ static mr_status fill_material(mr_prefix_identity *p, const mr_prefix_identity_o
     }
     mr_hasher_destroy(hasher);
     return MR_OK;
+}
+
+void mr_prefix_identity_numerics(const mr_backend_info *backend, const mr_config *config, char *out,
+                                 size_t bytes)
+{
+    snprintf(out, bytes, "%s/%s", backend->numerics, config->kv_cache_dtype);
 }
 
 mr_status mr_prefix_identity_create(const mr_prefix_identity_options *options,

@@ -5,6 +5,7 @@
 #include "base/utf8.h"
 #include "service/generation.h"
 #include "service/prompt.h"
+#include "service/unsupported.h"
 
 #include <inttypes.h>
 #include <stdio.h>

@@ -14,7 +14,6 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define SHUTDOWN_RETRY_MS 1000u
 

@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GetModel, and the answer to every method that is not served. */
 #include "service/call.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
 #include "millrace/v1/inference.pb-c.h"
 
 #include <grpc/slice.h>
-#include <inttypes.h>
 #include <string.h>
 
 #define PACKAGE_PREFIX "/millrace.v1."

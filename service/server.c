@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "service/call.h"
 #include "service/handoff.h"
 #include "service/limit_gate.h"
@@ -16,7 +17,6 @@
 #include <grpc/support/time.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 
 /* Of one connection; more wait for those before them. Above the default queue and batch. */
@@ -287,14 +287,14 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     if (server == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the gRPC server");
     }
-    if (getrandom(&server->boot, sizeof(server->boot), 0) != (ssize_t)sizeof(server->boot)) {
-        free(server);
-        return mr_fail(err, MR_INTERNAL, "the system gave no random bytes");
+    mr_status begun =
+        mr_random_fill(&server->boot, sizeof(server->boot), "the ids of requests", err);
+    if (begun == MR_OK) {
+        begun = mr_tenant_place_init(&server->tenants, options->tenants, err);
     }
-    const mr_status tenants = mr_tenant_place_init(&server->tenants, options->tenants, err);
-    if (tenants != MR_OK) {
+    if (begun != MR_OK) {
         free(server);
-        return tenants;
+        return begun;
     }
     gpr_set_log_function(on_grpc_log);
     grpc_init();

@@ -14,7 +14,7 @@
 static mr_bytes name_of(uint32_t number, char out[16])
 {
     (void)snprintf(out, 16, "piece %u", number);
-    return (mr_bytes){.data = (const uint8_t *)out, .size = strlen(out)};
+    return mr_bytes_of(out);
 }
 
 static void test_get_gives_what_was_put_or_nothing(void **state)

@@ -10,11 +10,6 @@
 
 #include <cmocka.h>
 
-static mr_bytes bytes_of(const char *text)
-{
-    return (mr_bytes){.data = (const uint8_t *)text, .size = strlen(text)};
-}
-
 static mr_text_step form(mr_text_step_kind kind)
 {
     return (mr_text_step){.kind = kind};
@@ -22,7 +17,8 @@ static mr_text_step form(mr_text_step_kind kind)
 
 static mr_text_step replacing(const char *from, const char *to)
 {
-    return (mr_text_step){.kind = MR_TEXT_REPLACE, .from = bytes_of(from), .to = bytes_of(to)};
+    return (mr_text_step){
+        .kind = MR_TEXT_REPLACE, .from = mr_bytes_of(from), .to = mr_bytes_of(to)};
 }
 
 static void run(mr_text_work *work, const mr_text_step *items, uint32_t count, bool starts)
@@ -49,7 +45,7 @@ static void check(const char *text, mr_text_step step, bool starts, const char *
 static void test_prefixes(void **state)
 {
     (void)state;
-    mr_text_step step = {.kind = MR_TEXT_PREPEND, .to = bytes_of("_")};
+    mr_text_step step = {.kind = MR_TEXT_PREPEND, .to = mr_bytes_of("_")};
     check("a", step, false, "_a");
     check("_a", step, false, "__a");
     check("", step, false, "");
@@ -139,8 +135,9 @@ static void test_forms_long_run_of_marks(void **state)
 static void test_marks_follow_the_text(void **state)
 {
     (void)state;
-    const mr_text_step items[] = {
-        {.kind = MR_TEXT_PREPEND, .to = bytes_of("__")}, replacing("b", "xyz"), form(MR_TEXT_NFC)};
+    const mr_text_step items[] = {{.kind = MR_TEXT_PREPEND, .to = mr_bytes_of("__")},
+                                  replacing("b", "xyz"),
+                                  form(MR_TEXT_NFC)};
     mr_text_work work = {.marked = true};
     assert_int_equal(mr_text_work_set(&work, (const uint8_t *)"abce\u0301", 6), MR_OK);
     work.marks.data[1] = 1; /* the b, and the accent, which the e takes along */

@@ -211,9 +211,9 @@ static void test_config_reads_every_form(void **state)
     assert_int_equal(mr_tokenizer_config_parse(text, strlen(text), &config, NULL), MR_OK);
     assert_int_equal(config.add_bos, MR_YES);
     assert_int_equal(config.add_eos, MR_UNSAID);
-    assert_true(mr_json_text_is(config.bos_token, "<s>"));
-    assert_true(mr_json_text_is(config.eos_token, "</s>"));
-    assert_true(mr_json_text_is(config.chat_template, "y"));
+    assert_true(mr_bytes_is(config.bos_token, "<s>"));
+    assert_true(mr_bytes_is(config.eos_token, "</s>"));
+    assert_true(mr_bytes_is(config.chat_template, "y"));
     assert_null(json_object_get(config.tree.root, "added_tokens_decoder"));
     mr_tokenizer_config_deinit(&config);
     static const char *const bad[] = {"[]", "{\"add_bos_token\": 1}", "{\"bos_token\": 1}",

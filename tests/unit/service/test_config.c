@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config.h"
 #include "service/config_value.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
