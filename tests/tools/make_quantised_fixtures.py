@@ -398,9 +398,7 @@ def write_model(out, config, tensors, dequantised):
 def write_models(out, draw):
     makers = {
         "gptq-3-g64-order": lambda w: gptq(w, 3, 64, False, True, False, draw),
-        "awq-g64": lambda w: awq(w, 64),
         "packed-8-channel": lambda w: packed(w, 8, -1, False),
-        "int8-channel": lambda w: int8(w, "channel", True),
         "fp8-scalar": lambda w: fp8(w, "scalar", "F32", "fp8"),
     }
     for name, make in makers.items():
