@@ -401,12 +401,20 @@ def write_models(out, draw):
         "packed-8-channel": lambda w: packed(w, 8, -1, False),
         "fp8-scalar": lambda w: fp8(w, "scalar", "F32", "fp8"),
     }
+    more = {
+        "gptq-3-g64-order": ["lm_head"],
+        "packed-8-channel": ["lm_head", "model.embed_tokens"],
+    }
     for name, make in makers.items():
         tensors, dequantised = plain_parts(draw)
-        for module, weights in linear_weights(draw).items():
+        modules = {LAYER + module: weights for module, weights in linear_weights(draw).items()}
+        for module in more.get(name, []):
+            modules[module] = dequantised[f"{module}.weight"]
+            del tensors[f"{module}.weight"]
+        for module, weights in modules.items():
             config, parts, values = make(weights)
-            tensors |= {f"{LAYER}{module}.{suffix}": part for suffix, part in parts.items()}
-            dequantised[f"{LAYER}{module}.weight"] = values
+            tensors |= {f"{module}.{suffix}": part for suffix, part in parts.items()}
+            dequantised[f"{module}.weight"] = values
         write_model(out / name, config, tensors, dequantised)
 
 
