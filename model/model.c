@@ -14,7 +14,7 @@
 #include "model/hf_json.h"
 #include "model/hf_text.h"
 #include "model/model_internal.h"
-#include "model/quant_config.h"
+#include "model/quant_weights.h"
 #include "model/rope.h"
 
 #include <inttypes.h>
@@ -172,8 +172,15 @@ static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
                  model->quant.label);
     }
     mr_plan_destroy(plan);
-    if (tensors_of(model) != NULL) {
-        log_unused(tensors_of(model), label);
+    const mr_tensor_table *tensors = tensors_of(model);
+    if (tensors != NULL) {
+        log_unused(tensors, label);
+        const uint32_t scaled = mr_quant_kv_layers(tensors);
+        if (scaled > 0) {
+            snprintf(model->config.kv_scales, sizeof(model->config.kv_scales),
+                     "checkpoint, %" PRIu32 " of %" PRIu32 " layers; not used", scaled,
+                     model->config.layers);
+        }
     }
     return MR_OK;
 }
@@ -244,6 +251,9 @@ static mr_status load_config(mr_model *model, const char *dir, mr_error *err)
     if (status != MR_OK) {
         (void)mr_fail_context(err, "config.json");
         return status;
+    }
+    if (model->quant.method == MR_QUANT_NONE) {
+        MR_TRY(mr_quant_config_open(dir, &model->quant, err));
     }
     MR_TRY(mr_hf_json_read(dir, "generation_config.json", &root, err));
     if (root != NULL) {

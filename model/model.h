@@ -70,6 +70,7 @@ typedef struct mr_model_config {
     mr_plan_rope rope;        /* tables in effect; its arrays are owned by the model */
     uint64_t parameters;      /* tied tensors once */
     uint64_t weights_bytes;   /* as stored */
+    char kv_scales[64];       /* what the checkpoint has of them and becomes of it; "" without */
     uint32_t eos[MR_MAX_EOS]; /* union over every place that names one; chat end tokens included */
     uint32_t n_eos;
     mr_sampling_defaults sampling;

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #define MAX_GROUP (1u << 20)
+#define OWN_FILE  "quantize_config.json"
 
 typedef mr_status (*read_fn)(const json_t *object, mr_quant_config *out, mr_error *err);
 
@@ -181,13 +182,13 @@ static mr_status read_group_format(const char *format, mr_quant_scheme *scheme, 
 
 static mr_status read_weights(const json_t *weights, mr_quant_scheme *scheme, mr_error *err)
 {
-    static const uint32_t have[] = {4, 8};
+    static const uint32_t have[] = {2, 3, 4, 8};
     const char *type = "int";
     scheme->symmetric = true;
     scheme->rows = 1;
     MR_TRY(mr_hf_json_string(weights, "type", &type, err));
     MR_TRY(mr_hf_json_u32(weights, "num_bits", &scheme->bits, err));
-    MR_TRY(need_bits("compressed-tensors", scheme->bits, have, 2, err));
+    MR_TRY(need_bits("compressed-tensors", scheme->bits, have, 4, err));
     MR_TRY(mr_hf_json_bool(weights, "symmetric", &scheme->symmetric, err));
     MR_TRY(read_group(weights, "group_size", &scheme->group, err));
     scheme->e4m3 = strcmp(type, "float") == 0;
@@ -302,7 +303,7 @@ static const struct {
      "checkpoint_format gptq and gptq_v2"},
     {"awq", MR_QUANT_AWQ, read_awq, "4 bits, version gemm, groups of any size or whole rows"},
     {"compressed-tensors", MR_QUANT_COMPRESSED, read_compressed,
-     "pack-quantized of 4 and 8 bits, int-quantized of 8, float-quantized (F8_E4M3), "
+     "pack-quantized of 2, 3, 4 and 8 bits, int-quantized of 8, float-quantized (F8_E4M3), "
      "naive-quantized; strategies tensor, channel, group and block"},
     {"fp8", MR_QUANT_FP8, read_fp8,
      "F8_E4M3 with a scale a tensor, a channel, or a block (weight_block_size)"},
@@ -343,6 +344,29 @@ mr_status mr_quant_config_read(const json_t *found, mr_quant_config *out, mr_err
                    "quantization_config: quant_method '%.64s' is not supported; gptq, awq, "
                    "compressed-tensors and fp8 are; take such a checkpoint, or a GGUF file",
                    name != NULL ? name : "unnamed");
+}
+
+mr_status mr_quant_config_open(const char *dir, mr_quant_config *out, mr_error *err)
+{
+    json_t *root;
+    *out = (mr_quant_config){0};
+    MR_TRY(mr_hf_json_read(dir, OWN_FILE, &root, err));
+    if (root == NULL) {
+        return MR_OK;
+    }
+    mr_status status = MR_OK;
+    if (json_object_get(root, "quant_method") == NULL &&
+        json_object_set_new(root, "quant_method", json_string("gptq")) != 0) {
+        status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the configuration");
+    }
+    if (status == MR_OK) {
+        status = mr_quant_config_read(root, out, err);
+    }
+    json_decref(root);
+    if (status != MR_OK) {
+        (void)mr_fail_context(err, OWN_FILE);
+    }
+    return status;
 }
 
 void mr_quant_config_deinit(mr_quant_config *config)

@@ -46,6 +46,8 @@ typedef struct mr_quant_config {
  * after a failure too. */
 MR_MUST_USE mr_status mr_quant_config_read(const json_t *found, mr_quant_config *out,
                                            mr_error *err);
+/* The same of dir/quantize_config.json, which older GPTQ directories have in its place. */
+MR_MUST_USE mr_status mr_quant_config_open(const char *dir, mr_quant_config *out, mr_error *err);
 void mr_quant_config_deinit(mr_quant_config *config);
 
 /* Whether a linear module of this name is in the list of those left alone: itself, a module around

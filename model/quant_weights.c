@@ -377,7 +377,7 @@ static mr_status find_packed(finder *f, const mr_model_tensor *codes)
     const mr_quant_module *m = f->module;
     const uint64_t bits = codes->n_dims == 2 ? codes->shape[1] * 32 / m->k : 0;
     MR_TRY(choose_scheme(f, false, bits <= 32 ? (uint32_t)bits : 0, true, codes->name));
-    const uint32_t unit = 32 / f->scheme.bits;
+    const uint32_t unit = pack_unit(f->scheme.bits);
     const uint64_t columns = (uint64_t)m->k * bits / 32;
     MR_TRY(set_groups(f));
     MR_TRY(check_multiple(f, "inputs", m->k, unit, "what its codes are packed by"));
@@ -393,7 +393,7 @@ static mr_status find_packed(finder *f, const mr_model_tensor *codes)
     }
     if (zeros != NULL) {
         MR_TRY(check_multiple(f, "outputs", m->rows, unit, "what its zeros are packed by"));
-        MR_TRY(check_tensor(f, zeros, m->rows / unit, f->groups, MR_DTYPE_I32));
+        MR_TRY(check_tensor(f, zeros, (uint64_t)m->rows * bits / 32, f->groups, MR_DTYPE_I32));
         set_words(&f->out->zeros, zeros, f->scheme.bits, true);
         lines_down(&f->out->zeros, f->groups);
     }
@@ -534,4 +534,21 @@ uint32_t mr_quant_unit(const mr_quant_config *config, const mr_tensor_table *ten
         return k;
     }
     return group == 0 ? MR_CODES_BLOCK : group;
+}
+
+static bool ends_with(const char *text, const char *end)
+{
+    const size_t bytes = strlen(text);
+    return bytes >= strlen(end) && strcmp(text + bytes - strlen(end), end) == 0;
+}
+
+uint32_t mr_quant_kv_layers(const mr_tensor_table *tensors)
+{
+    uint32_t layers = 0;
+    for (size_t i = 0; i < tensors->count; i++) {
+        const char *name = tensors->items[i].name;
+        layers += ends_with(name, ".k_scale") || ends_with(name, ".k_proj.output_scale") ||
+                  ends_with(name, ".kv_scale");
+    }
+    return layers;
 }

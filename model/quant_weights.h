@@ -32,6 +32,10 @@ MR_MUST_USE mr_status mr_quant_find(const mr_quant_config *config, const mr_tens
                                     const mr_quant_module *module, mr_weight_codes *out,
                                     bool *found, mr_error *err);
 
+/* Layers that have scales for a cache of keys of 8 bits, which other engines take from the
+ * checkpoint. Here an int8 cache has scales of its own (kernels/kv_layout.h). */
+uint32_t mr_quant_kv_layers(const mr_tensor_table *tensors);
+
 /* Inputs of the module that must stay together when ranks divide them: its groups; all of them
  * with act-order; 1 if its weight is plain. */
 uint32_t mr_quant_unit(const mr_quant_config *config, const mr_tensor_table *tensors,

@@ -106,6 +106,9 @@ static json_t *model_object(const mr_model *model)
     failed |= json_object_set_new(object, "eos_token_ids", eos);
     failed |= json_object_set_new(object, "memory", memory);
     failed |= json_object_set_new(object, "rope", rope_object(config));
+    if (config->kv_scales[0] != '\0') {
+        failed |= json_object_set_new(object, "kv_scales", json_string(config->kv_scales));
+    }
     failed |= json_object_set_new(object, "tensors", tensors_array(model));
     if (failed != 0) {
         json_decref(object);
@@ -129,6 +132,9 @@ static void print_text(const mr_model *model)
            ", f32 %" PRIu64 "\n",
            kv_bytes_per_token(c, MR_DTYPE_BF16), kv_bytes_per_token(c, MR_DTYPE_I8),
            kv_bytes_per_token(c, MR_DTYPE_F32));
+    if (c->kv_scales[0] != '\0') {
+        printf("  KV scales       %s\n", c->kv_scales);
+    }
     printf("  positions       ");
     if (c->learned_positions > 0) {
         printf("learned, %" PRIu32 "\n", c->context_length);

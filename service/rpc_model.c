@@ -35,6 +35,7 @@ static void describe(const mr_runtime *runtime, Millrace__V1__Model *out)
     out->version = text(MR_VERSION);
     out->rope = text(about->rope_in_effect);
     out->kv_cache_dtype = text(config->kv_cache_dtype);
+    out->kv_scales = text(about->kv_scales);
     const mr_tokenizer *tokenizer = mr_model_tokenizer(model);
     if (tokenizer != NULL && mr_tokenizer_bos(tokenizer) != UINT32_MAX) {
         out->_bos_token_id_case = MILLRACE__V1__MODEL___BOS_TOKEN_ID_BOS_TOKEN_ID;

@@ -5,7 +5,7 @@
 Made with NumPy 2.4.6, seed 7. Packs and dequantises on its own: codes are taken to bits and words
 are put together from those, as the formats have them (docs/models.md names them).
 
-    cases.safetensors, cases.json   matrices of 32 outputs by 256 inputs, one a case: its
+    cases.safetensors, cases.json   matrices of 32 outputs, one a case: its inputs, its
                                     quantization_config, and the SHA-256 of the dequantised float32
                                     elements, little-endian, row after row
     models/NAME                     Llamas of one layer, and logits.f32 of float64 arithmetic on the
@@ -22,7 +22,7 @@ import sys
 import numpy as np
 
 SEED = 7
-ROWS, INPUTS = 32, 256
+ROWS = 32
 AWQ_ORDER = [0, 2, 4, 6, 1, 3, 5, 7]
 PROMPT = [1, 17, 3, 42, 42, 0, 63, 8, 29, 5]
 
@@ -261,20 +261,20 @@ def gptq_cases(draw):
                 for order in (False, True):
                     kind = ("sym" if sym else "asym") + ("-order" if order else "")
                     name = f"gptq-{bits}-g{group}-{kind}".replace("g-1", "row")
-                    yield name, gptq(random(draw), bits, group, sym, order, False, draw)
+                    yield name, gptq(random(draw, group), bits, group, sym, order, False, draw)
             name = f"gptq-{bits}-g64-{'sym' if sym else 'asym'}-v2"
             yield name, gptq(random(draw), bits, 64, sym, False, True, draw, "BF16")
 
 
 def other_cases(draw):
     for group in (-1, 32, 64, 128):
-        yield f"awq-g{group}".replace("g-1", "row"), awq(random(draw), group)
+        yield f"awq-g{group}".replace("g-1", "row"), awq(random(draw, group), group)
     for bits in (4, 8):
         for sym in (True, False):
             for group in (-1, 32, 128):
                 kind = "sym" if sym else "asym"
                 name = f"packed-{bits}-g{group}-{kind}".replace("g-1", "channel")
-                yield name, packed(random(draw), bits, group, sym)
+                yield name, packed(random(draw, group), bits, group, sym)
     yield "packed-4-g64-sym-order", packed(random(draw), 4, 64, True, draw)
     yield "int8-channel-sym", int8(random(draw), "channel", True)
     yield "int8-channel-asym", int8(random(draw), "channel", False)
@@ -283,10 +283,12 @@ def other_cases(draw):
         yield f"float-{strategy}", fp8(random(draw), strategy, "BF16", "compressed-tensors")
     yield "fp8-scalar", fp8(random(draw), "scalar", "F32", "fp8")
     yield "fp8-channel", fp8(random(draw), "channel", "F32", "fp8")
-    yield "fp8-block", fp8(random(draw), (16, 128), "F32", "fp8")
+    yield "fp8-block", fp8(random(draw, 128), (16, 128), "F32", "fp8")
 
 
-def random(draw, shape=(ROWS, INPUTS)):
+def random(draw, group=-1):
+    """Two groups at least, where they are no whole rows."""
+    shape = (ROWS, max(128, 2 * group))
     scale = draw.uniform(0.5, 2.0, (shape[0], 1))
     return (draw.standard_normal(shape) * 0.02 * scale).astype(np.float32)
 
@@ -296,7 +298,7 @@ def write_cases(out, draw):
     for name, (config, parts, expected) in [*gptq_cases(draw), *other_cases(draw)]:
         tensors |= {f"{name}.{suffix}": part for suffix, part in parts.items()}
         digest = hashlib.sha256(expected.astype("<f4").tobytes()).hexdigest()
-        rows.append({"name": name, "config": config, "sha256": digest})
+        rows.append({"name": name, "inputs": expected.shape[1], "config": config, "sha256": digest})
     write_safetensors(out / "cases.safetensors", tensors)
     text = ",\n".join(json.dumps(row) for row in rows)
     (out / "cases.json").write_text(f"[\n{text}\n]\n")
@@ -396,17 +398,23 @@ def write_model(out, config, tensors, dequantised):
 def write_models(out, draw):
     makers = {
         "gptq-3-g64-order": lambda w: gptq(w, 3, 64, False, True, False, draw),
-        "awq-g64": lambda w: awq(w, 64),
         "packed-8-channel": lambda w: packed(w, 8, -1, False),
-        "int8-channel": lambda w: int8(w, "channel", True),
         "fp8-scalar": lambda w: fp8(w, "scalar", "F32", "fp8"),
+    }
+    more = {
+        "gptq-3-g64-order": ["lm_head"],
+        "packed-8-channel": ["lm_head", "model.embed_tokens"],
     }
     for name, make in makers.items():
         tensors, dequantised = plain_parts(draw)
-        for module, weights in linear_weights(draw).items():
+        modules = {LAYER + module: weights for module, weights in linear_weights(draw).items()}
+        for module in more.get(name, []):
+            modules[module] = dequantised[f"{module}.weight"]
+            del tensors[f"{module}.weight"]
+        for module, weights in modules.items():
             config, parts, values = make(weights)
-            tensors |= {f"{LAYER}{module}.{suffix}": part for suffix, part in parts.items()}
-            dequantised[f"{LAYER}{module}.weight"] = values
+            tensors |= {f"{module}.{suffix}": part for suffix, part in parts.items()}
+            dequantised[f"{module}.weight"] = values
         write_model(out / name, config, tensors, dequantised)
 
 
