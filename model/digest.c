@@ -112,6 +112,18 @@ static void add_op(mr_hasher *h, const mr_op *op)
     }
 }
 
+/* How the tensors of a weight are read. */
+static void add_codes(mr_hasher *h, const mr_weight_codes *codes)
+{
+    add_numbers(h,
+                (const uint64_t[]){(uint64_t)codes->codes.form, codes->codes.bits,
+                                   codes->codes.packs_rows, codes->zeros.data != NULL,
+                                   codes->zero_add, (uint64_t)codes->scale_dtype, codes->group,
+                                   codes->scale_rows, codes->group_of != NULL, codes->first,
+                                   codes->centred},
+                11);
+}
+
 static void add_plan(mr_hasher *h, const mr_plan *plan)
 {
     add_u64(h, plan->n_ops);
@@ -122,6 +134,10 @@ static void add_plan(mr_hasher *h, const mr_plan *plan)
         const mr_plan_weight *weight = &plan->weights[i];
         add_text(h, weight->name);
         add_u64(h, weight->random);
+        add_u64(h, weight->codes != NULL);
+        if (weight->codes != NULL) {
+            add_codes(h, weight->codes);
+        }
         if (weight->random) {
             add_numbers(h,
                         (const uint64_t[]){(uint64_t)weight->dtype, weight->n, weight->k,

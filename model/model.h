@@ -39,7 +39,8 @@ typedef struct mr_sampling_defaults {
 typedef struct mr_model_config {
     char architecture[32]; /* "llama" */
     char name[128];        /* what the file calls itself, or its file name */
-    char quantization[16]; /* the type most weight bytes have: "Q4_1" */
+    char quantization[32]; /* the type most weight bytes have: "Q4_1"; of a quantised directory
+                              method, codes and group: "gptq int4 g128" */
     uint32_t layers;
     uint32_t width; /* of the residual stream */
     uint32_t ffn_width;

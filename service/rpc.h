@@ -101,6 +101,7 @@ typedef struct mr_rpc_queue {
     uint32_t missing[MR_RPC_METHODS]; /* calls that gRPC may not hand over yet, a method */
     uint32_t n_missing;               /* their sum */
     uint64_t next_id;                 /* of requests that came without one */
+    uint64_t next_lease;
     bool stopping;
     bool stopped; /* the completion queue is shutting down */
 } mr_rpc_queue;

@@ -20,7 +20,7 @@
 
 typedef struct generation {
     mr_request_link link; /* first: what the engine's news come through */
-    mr_limit_pass pass;   /* of the tenant's limits; holds while the engine has the request */
+    mr_limit_pass pass;   /* of the tenant's limits; holds until the request has ended */
     mr_call *call;
     mr_engine *engine;
     mr_request *request; /* shared with the engine; NULL until it is accepted */
@@ -121,10 +121,19 @@ static bool failed_before_its_first_token(const generation *gen)
     return err.status != MR_OK && gen->request->usage.completion_tokens == 0;
 }
 
+/* What counts against the tenant's tokens: nothing of a request that never ran. */
+static uint64_t used_tokens(const mr_request *request)
+{
+    const mr_request_usage *usage = &request->usage;
+    return usage->scheduled_ns == 0 ? 0 : (uint64_t)usage->prompt_tokens + usage->completion_tokens;
+}
+
 /* `last` is borrowed; NULL: nothing but the status. */
 static void finish(generation *gen, const Millrace__V1__GenerateResponse *last)
 {
     mr_error err;
+    /* Before the client knows of the end: its next request finds what this one gives back. */
+    mr_rate_limiter_finish(&gen->pass.ticket, used_tokens(gen->request));
     final_error(gen, &err);
     if (gen->unary) {
         finish_unary(gen, last, &err);
@@ -165,13 +174,6 @@ static void pump(generation *gen)
     } else {
         mr_call_send(call, &message->base);
     }
-}
-
-/* What counts against the tenant's tokens: nothing of a request that never ran. */
-static uint64_t used_tokens(const mr_request *request)
-{
-    const mr_request_usage *usage = &request->usage;
-    return usage->scheduled_ns == 0 ? 0 : (uint64_t)usage->prompt_tokens + usage->completion_tokens;
 }
 
 static void on_news(mr_request_link *link, bool ended)
@@ -312,8 +314,11 @@ static mr_status pass_limits(generation *gen, mr_error *err)
     ticket->limits = limits;
     ticket->tokens = request->n_prompt + output;
     snprintf(ticket->tenant, sizeof(ticket->tenant), "%s", tenant->name);
-    snprintf(ticket->lease, sizeof(ticket->lease), "%s@%016" PRIx64, request->id,
-             gen->call->queue->server->boot);
+    /* Numbered, since the same id may come again while the engine still ends the first. */
+    mr_rpc_queue *queue = gen->call->queue;
+    const unsigned number = (unsigned)(queue - queue->server->queues);
+    snprintf(ticket->lease, sizeof(ticket->lease), "%s@%016" PRIx64 "-%u-%" PRIu64, request->id,
+             queue->server->boot, number, ++queue->next_lease);
     gen->pass.on_decided = on_decided;
     mr_call_hold(gen->call); /* until it is decided */
     if (!mr_limit_gate_ask(&gen->pass, gen->call->queue)) {

@@ -44,7 +44,8 @@ typedef struct mr_cpu_weight {
     uint64_t bytes;
 } mr_cpu_weight;
 
-/* Where the rows of a weight come from: a model's memory, or nothing (made as they are asked for).
+/* Where the rows of a weight come from: a model's memory, or made as they are asked for, of codes
+ * or of nothing.
  * One thread at a time. */
 typedef struct mr_cpu_source {
     const mr_plan_weight *weight;

@@ -86,7 +86,7 @@ static mr_status lay_out_all(const mr_plan *plan, mr_cpu_weights *weights, mr_er
 const uint8_t *mr_cpu_source_rows(mr_cpu_source *source, uint64_t first, uint64_t count)
 {
     const mr_plan_weight *weight = source->weight;
-    if (source->random == NULL) {
+    if (source->random == NULL && weight->codes == NULL) {
         return (const uint8_t *)weight->data + first * source->row_bytes;
     }
     if (source->made == NULL) {
@@ -98,8 +98,12 @@ const uint8_t *mr_cpu_source_rows(mr_cpu_source *source, uint64_t first, uint64_
         return NULL;
     }
     MR_CHECK(count <= source->made_rows);
-    mr_random_weight_fill(source->random, weight, first * weight->k, count * weight->k,
-                          source->made);
+    if (source->random == NULL) {
+        mr_weight_codes_fill(weight->codes, weight->k, first, count, source->made);
+    } else {
+        mr_random_weight_fill(source->random, weight, first * weight->k, count * weight->k,
+                              source->made);
+    }
     return source->made;
 }
 
@@ -149,21 +153,31 @@ typedef struct packer {
     mr_cpu_source *sources; /* [threads], owns */
     /* The table of the last weight that was made of nothing; owns. */
     mr_random_table *random;
-    mr_dtype random_dtype;
-    float random_mean;
+    mr_plan_weight random_of;
 } packer;
+
+/* Whether the two have elements from the same table. */
+static bool same_table(const mr_plan_weight *a, const mr_plan_weight *b)
+{
+    if (a->dtype != b->dtype || a->random_mean != b->random_mean) {
+        return false;
+    }
+    return a->codes == NULL || (a->codes->codes.bits == b->codes->codes.bits &&
+                                a->codes->codes.form == b->codes->codes.form);
+}
 
 /* The table for a weight without data, kept for the next. */
 static mr_status find_random(packer *p, const mr_plan_weight *weight)
 {
-    if (p->random != NULL && p->random_dtype == weight->dtype &&
-        p->random_mean == weight->random_mean) {
+    if (p->random != NULL && same_table(&p->random_of, weight)) {
         return MR_OK;
     }
     mr_random_table_destroy(p->random);
     p->random = NULL;
-    p->random_dtype = weight->dtype;
-    p->random_mean = weight->random_mean;
+    p->random_of = *weight;
+    if (weight->codes != NULL) {
+        return mr_random_codes_table_create(weight->codes, &p->random);
+    }
     return mr_random_table_create(weight->dtype, weight->random_mean, &p->random);
 }
 
@@ -187,9 +201,7 @@ static mr_status pack_one(packer *p, const mr_cpu_path *path, const mr_plan_weig
         failed = failed || p->sources[i].failed;
         free(p->sources[i].made);
     }
-    if (p->plan->release != NULL && !from->random) {
-        p->plan->release(p->plan->release_ctx, from->data, from->bytes);
-    }
+    mr_plan_release(p->plan, from);
     return failed ? MR_RESOURCE_EXHAUSTED : MR_OK;
 }
 

@@ -23,7 +23,7 @@ CONFIG = """
 global: {scrape_interval: 1s, scrape_timeout: 1s}
 scrape_configs:
   - job_name: millrace
-    static_configs: [{targets: ["ADDRESS"]}]
+    static_configs: [{targets: ["ADDRESS"], labels: LABELS}]
 """
 
 
@@ -46,9 +46,9 @@ def free_port():
 class Prometheus:
     """Its own process, data below `folder`; use as a context manager."""
 
-    def __init__(self, program, folder, target):
+    def __init__(self, program, folder, target, labels=None):
         config = folder / "prometheus.yml"
-        config.write_text(CONFIG.replace("ADDRESS", target))
+        config.write_text(CONFIG.replace("ADDRESS", target).replace("LABELS", json.dumps(labels or {})))
         self.address = f"127.0.0.1:{free_port()}"
         self.process = subprocess.Popen(
             [program, f"--config.file={config}", f"--storage.tsdb.path={folder / 'data'}",

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs the unit tests (meson) and the end-to-end tests (pytest) of a build folder and sums them up.
+"""Runs the unit tests (meson), and the end-to-end tests and those of the chart (pytest), and sums them up.
 
 usage: run_tests.py BUILD [--unit-only | --gpu] [pytest arguments ...]
 
@@ -79,15 +79,16 @@ def run_unit(tally, build, gpu):
         add_unit_program(tally, json.loads(line))
 
 
-def run_e2e(tally, root, build, arguments):
-    report = build / "e2e.xml"
+def run_pytest(tally, root, build, folder, arguments):
+    """What is in tests/FOLDER."""
+    report = build / f"{folder}.xml"
     report.unlink(missing_ok=True)
     env = dict(os.environ, MILLRACE_BIN=str(build / "millrace"))
     subprocess.run([sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider",
-                    f"--junitxml={report}", str(root / "tests" / "e2e"), *arguments],
+                    f"--junitxml={report}", str(root / "tests" / folder), *arguments],
                    env=env, cwd=root)
     if not report.exists():
-        tally.failed.append("pytest gave no report")
+        tally.failed.append(f"pytest gave no report of tests/{folder}")
         return
     for case in ET.parse(report).getroot().iter("testcase"):
         name = f"{case.get('classname')}.{case.get('name')}"
@@ -109,7 +110,8 @@ def main():
     tally = Tally()
     run_unit(tally, build, gpu)
     if not unit_only and not gpu:
-        run_e2e(tally, root, build, arguments)
+        for folder in ("e2e", "chart"):
+            run_pytest(tally, root, build, folder, arguments)
     return tally.finish()
 
 

@@ -424,6 +424,32 @@ static void test_redis_limits_stalled_decides_and_undoes_E3(void **state)
     close_bench(&b);
 }
 
+/* Redis stands still until the connection is given up, and what was to end a lease goes with it:
+ * the lease ends with the next connection, long before its time is over. */
+static void test_redis_limits_lost_release_is_sent_again(void **state)
+{
+    (void)state;
+    static bench b;
+    if (!open_bench(&b, MR_RATE_CLOSED, 5000)) {
+        skip();
+    }
+    const mr_rate_limits limits = {.max_concurrent = 1};
+    asked first, second;
+    assert_true(take(&b.replicas[0], &first, &limits, 1)->granted);
+    redis_server_ask(&b.server, "CLIENT", "PAUSE", "1500", NULL);
+    mr_rate_limiter_finish(&first.ticket, 1);
+    wait_available(b.replicas[0].link, false);
+    wait_available(b.replicas[0].link, true);
+    for (int turn = 0; turn < WAIT_TURNS; turn++) {
+        if (take(&b.replicas[1], &second, &limits, 1)->granted) {
+            break;
+        }
+        pause_ms(5);
+    }
+    assert_true(second.ticket.decision.granted);
+    close_bench(&b);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -436,6 +462,7 @@ int main(void)
         cmocka_unit_test(test_redis_limits_script_is_the_process_bucket),
         cmocka_unit_test(test_redis_limits_down_by_mode_E3),
         cmocka_unit_test(test_redis_limits_stalled_decides_and_undoes_E3),
+        cmocka_unit_test(test_redis_limits_lost_release_is_sent_again),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
