@@ -102,19 +102,19 @@ def golden(binary, model, pairs):
 def serve(bundle, model):
     """The server on the GPU, loaded by the program's own client."""
     binary = bundle / "bin" / "millrace"
+    log = tempfile.NamedTemporaryFile("w+", suffix=".log")
     server = subprocess.Popen([binary, "serve", "--model", model, "--listen", "127.0.0.1:18001", "--set",
-                               "backend=cuda"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+                               "backend=cuda"], stdout=subprocess.DEVNULL, stderr=log)
     try:
-        for line in server.stderr:
-            if 'msg="ready"' in line:
-                say(line.strip())
-                break
+        until = time.time() + 60
+        while 'msg="ready"' not in pathlib.Path(log.name).read_text() and time.time() < until:
+            time.sleep(0.1)
         r = run([binary, "bench", "serve", "--server", "127.0.0.1:18001", "--concurrency", "64", "--requests", "512",
                  "--json"], 120)
         say(r["out"][-1500:], r["err"][-500:])
     finally:
         server.terminate()
-        server.communicate(timeout=60)
+        server.wait(timeout=60)
     return {"rc": r["rc"], "exit": server.returncode, "out": r["out"]}
 
 
