@@ -26,6 +26,7 @@ typedef struct shard {
 struct mr_checkpoint {
     shard *shards; /* [n_shards], owns */
     uint32_t n_shards;
+    mr_string_map *by_name; /* owns: name → shard; the keys are the shards' */
     mr_tensor_table tensors;
 };
 
@@ -37,11 +38,10 @@ typedef struct index_reader {
 
 static mr_status add_shard(mr_checkpoint *c, mr_bytes name, uint32_t *index, mr_error *err)
 {
-    for (*index = 0; *index < c->n_shards; ++*index) {
-        if (mr_bytes_is(name, c->shards[*index].name)) {
-            return MR_OK;
-        }
+    if (mr_string_map_get(c->by_name, name.data, name.size, index)) {
+        return MR_OK;
     }
+    *index = c->n_shards;
     bool plain = name.size >= 1 && name.size <= MAX_FILE_NAME && name.data[0] != '.';
     for (size_t i = 0; plain && i < name.size; i++) {
         plain = name.data[i] > 0x20 && name.data[i] != 0x7f && name.data[i] != '/' &&
@@ -62,7 +62,8 @@ static mr_status add_shard(mr_checkpoint *c, mr_bytes name, uint32_t *index, mr_
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the list of shards");
     }
     c->shards[c->n_shards++] = (shard){.name = copy};
-    return MR_OK;
+    const mr_status status = mr_string_map_put(c->by_name, copy, name.size, *index);
+    return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the list of shards");
 }
 
 static mr_status on_index(void *ctx, const mr_json_event *event, mr_error *err)
@@ -199,7 +200,9 @@ mr_status mr_checkpoint_open(const char *dir, mr_checkpoint **out, mr_error *err
     if (c == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a checkpoint");
     }
-    const mr_status status = open_files(c, dir, err);
+    mr_status status = mr_string_map_create(1, &c->by_name);
+    status = status == MR_OK ? open_files(c, dir, err)
+                             : mr_fail(err, status, "no memory to open a checkpoint");
     if (status != MR_OK) {
         mr_checkpoint_close(c);
         return status;
@@ -219,6 +222,7 @@ void mr_checkpoint_close(mr_checkpoint *checkpoint)
         mr_file_map_close(&checkpoint->shards[i].map);
         free(checkpoint->shards[i].name);
     }
+    mr_string_map_destroy(checkpoint->by_name);
     free(checkpoint->shards);
     free(checkpoint);
 }

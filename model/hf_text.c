@@ -10,6 +10,8 @@
 #define TEMPLATE         "chat_template.jinja"
 #define SENTENCEPIECE    "tokenizer.model"
 
+#define MAX_TEMPLATE_BYTES ((size_t)4 << 20)
+
 /* What the files of a directory say, before it is put together. */
 typedef struct parts {
     mr_file_map tokenizer;
@@ -60,6 +62,12 @@ static mr_status read_chat(const char *directory, parts *p, mr_chat_template **o
 {
     bool found;
     MR_TRY(mr_hf_map_file(directory, TEMPLATE, &p->template_file, &found, err));
+    if (p->template_file.size > MAX_TEMPLATE_BYTES) {
+        return mr_fail(err, MR_DATA_LOSS,
+                       TEMPLATE " has %zu bytes where at most %zu are allowed; remove it, or "
+                                "download it again",
+                       p->template_file.size, MAX_TEMPLATE_BYTES);
+    }
     const mr_bytes text = found
                               ? (mr_bytes){.data = p->template_file.size > 0 ? p->template_file.data
                                                                              : (const uint8_t *)"",

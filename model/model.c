@@ -310,13 +310,24 @@ static mr_model *make_model(void)
     return model;
 }
 
+/* Words of a file may be in a message; what moves a terminal's cursor must not be. */
+static void clean_message(char *text)
+{
+    for (; *text != '\0'; text++) {
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) {
+            *text = ' ';
+        }
+    }
+}
+
 /* Closes the model unless status is OK; the message gets the path. */
-static mr_status finish_open(mr_model *model, mr_status status, const char *label,
-                             const mr_error *local, mr_model **out, mr_error *err)
+static mr_status finish_open(mr_model *model, mr_status status, const char *label, mr_error *local,
+                             mr_model **out, mr_error *err)
 {
     if (status != MR_OK) {
         char shown[SHOWN_PATH_BYTES];
         mr_model_close(model);
+        clean_message(local->message);
         return mr_fail(err, status, "%s: %s", shown_path(label, shown), local->message);
     }
     *out = model;

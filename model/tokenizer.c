@@ -158,6 +158,11 @@ static mr_status fill_raw(mr_tokenizer *made, const mr_tokenizer_spec *spec, mr_
         }
     }
     mr_text_steps_deinit(&decode);
+    if (status == MR_INVALID_ARGUMENT) {
+        return mr_fail(err, status,
+                       "the normalizer or the decoder makes more than %u times as much of a token",
+                       MR_TEXT_GROWTH);
+    }
     return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the vocabulary");
 }
 

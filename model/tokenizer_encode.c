@@ -86,6 +86,12 @@ typedef struct encode_state {
 
 static mr_status no_memory(mr_status status, mr_error *err)
 {
+    if (status == MR_INVALID_ARGUMENT) {
+        return mr_fail(err, status,
+                       "the tokenizer's normalizer makes more than %u times as much of the text; "
+                       "send token ids",
+                       MR_TEXT_GROWTH);
+    }
     return mr_fail(err, status, "no memory for the ids of a text");
 }
 
