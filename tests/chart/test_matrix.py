@@ -71,6 +71,34 @@ def test_examples_of_the_readme_hold_N5(values):
         check(document, kubernetes_validate.latest_version())
 
 
+def test_names_in_the_readme_are_those_of_its_install_command():
+    name, folder, namespace = re.search(r"helm install (\S+) (\S+) --namespace (\S+)", README).groups()
+    assert REPOSITORY / folder == CHART
+    rendered = Rendered(EXAMPLES[0], name=name, namespace=namespace)
+    tag = re.search(r"docker push (\S+)", README).group(1)
+    assert rendered.server["image"] == tag and f"--tag {tag} ." in README
+    deployment = rendered.one("Deployment")["metadata"]
+    assert deployment["namespace"] == namespace
+    assert set(re.findall(r"deployment/(\S+?)[` ]", README)) == {deployment["name"]}
+    budget = load(CHART / "values.yaml")["probes"]["startBudgetSeconds"]
+    assert f"--timeout={budget}s" in README and f"--timeout={budget}s" in rendered.notes
+
+
+def test_numbers_in_the_readme_are_the_defaults():
+    values = load(CHART / "values.yaml")
+    assert f"`shutdown.preStopSeconds` ({values['shutdown']['preStopSeconds']})" in README
+    assert f"`terminationGracePeriodSeconds` ({values['terminationGracePeriodSeconds']})" in README
+    assert f"--model-server-metrics-port={values['ports']['metrics']}" in README
+    assert f"user {values['podSecurityContext']['runAsUser']}" in README
+    for name in set(re.findall(r"`(\w+(?:\.\w+)+)`", README)):
+        place = values
+        for part in name.split("."):
+            if name.endswith((".gguf", ".json", ".yaml")) or part in ("config", "tenants") or not isinstance(place, dict):
+                break
+            assert part in place, name
+            place = place[part]
+
+
 def test_a_strict_schema_minds_a_slip():
     deployment = Rendered(PVC).one("Deployment")
     deployment["spec"]["template"]["spec"]["containers"][0]["livenessprobe"] = {}
