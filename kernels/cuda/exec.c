@@ -214,7 +214,7 @@ static mr_status make_host(mr_cuda_exec *exec, mr_error *err)
     exec->host_stage = areas[0];
     exec->host_results = areas[1];
     exec->host_logits = areas[2];
-    if (!there) {
+    if (!there || exec->host_results == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED,
                        "compile: no host memory that the GPU can read (ulimit -l bounds it); fewer "
                        "tokens or rows a step need less");

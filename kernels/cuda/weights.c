@@ -185,6 +185,8 @@ typedef struct upload {
     uint8_t *area[2]; /* pinned, AREA_BYTES each */
     bool busy[2];     /* an event of that number says when its copy is over */
     uint32_t next;
+    uint8_t *rows;      /* [threads][row_bytes], owns: rows that are put together from codes */
+    uint64_t row_bytes; /* 0: there are none */
     mr_error *err;
 } upload;
 
@@ -195,35 +197,73 @@ typedef struct convert_job {
     uint64_t begin; /* first element */
     uint64_t elements;
     uint8_t *dst;
+    uint8_t *rows; /* as in upload */
+    uint64_t row_bytes;
 } convert_job;
 
-/* `count` of at most PIECE elements from `begin` of the job on. */
-static void convert_piece(const convert_job *job, uint64_t begin, uint32_t count)
+/* `count` of at most PIECE elements, stored as `from` at `src`. */
+static void convert_piece(mr_dtype from, const uint8_t *src, mr_dtype to, uint8_t *dst,
+                          uint32_t count)
 {
     float values[PIECE];
-    uint8_t made[PIECE * sizeof(float)];
-    const mr_dtype from = job->weight->dtype;
-    const mr_dtype_info *type = mr_dtype_info_get(from);
-    const uint8_t *src = made;
-    uint8_t *dst = job->dst + begin * mr_cuda_size(job->to);
-    if (job->random != NULL) {
-        mr_random_weight_fill(job->random, job->weight, job->begin + begin, count, made);
-    } else {
-        src = (const uint8_t *)job->weight->data +
-              (job->begin + begin) / type->block_elements * type->block_bytes;
-    }
-    if (from == job->to) {
-        memcpy(dst, src, (size_t)count * mr_cuda_size(job->to));
+    if (from == to) {
+        memcpy(dst, src, (size_t)count * mr_cuda_size(to));
         return;
     }
     mr_dequantize(from, src, values, count);
-    if (job->to == MR_DTYPE_F32) {
+    if (to == MR_DTYPE_F32) {
         memcpy(dst, values, count * sizeof(*values));
         return;
     }
     uint16_t *narrow = (uint16_t *)(void *)dst;
     for (uint32_t i = 0; i < count; i++) {
-        narrow[i] = job->to == MR_DTYPE_F16 ? mr_f32_to_f16(values[i]) : mr_f32_to_bf16(values[i]);
+        narrow[i] = to == MR_DTYPE_F16 ? mr_f32_to_f16(values[i]) : mr_f32_to_bf16(values[i]);
+    }
+}
+
+static uint32_t piece_of(uint64_t begin, uint64_t end)
+{
+    return (uint32_t)(end - begin < PIECE ? end - begin : PIECE);
+}
+
+/* Elements that lie in a row, or are made one by one. */
+static void convert_elements(const convert_job *job, uint64_t begin, uint64_t end)
+{
+    uint8_t made[PIECE * sizeof(float)];
+    const mr_dtype from = job->weight->dtype;
+    const mr_dtype_info *type = mr_dtype_info_get(from);
+    for (; begin < end; begin += PIECE) {
+        const uint32_t count = piece_of(begin, end);
+        const uint64_t first = job->begin + begin;
+        const uint8_t *src = made;
+        if (job->random != NULL) {
+            mr_random_weight_fill(job->random, job->weight, first, count, made);
+        } else {
+            src = (const uint8_t *)job->weight->data +
+                  first / type->block_elements * type->block_bytes;
+        }
+        convert_piece(from, src, job->to, job->dst + begin * mr_cuda_size(job->to), count);
+    }
+}
+
+/* Whole rows that are put together from codes and scales. */
+static void convert_rows(const convert_job *job, uint8_t *row, uint64_t begin, uint64_t end)
+{
+    const mr_plan_weight *weight = job->weight;
+    const mr_dtype_info *type = mr_dtype_info_get(weight->dtype);
+    const uint64_t k = weight->k;
+    for (; begin < end; begin++) {
+        const uint64_t first = job->begin / k + begin;
+        if (job->random != NULL) {
+            mr_random_weight_fill(job->random, weight, first * k, k, row);
+        } else {
+            mr_weight_codes_fill(weight->codes, weight->k, first, 1, row);
+        }
+        for (uint64_t at = 0; at < k; at += PIECE) {
+            convert_piece(weight->dtype, row + at / type->block_elements * type->block_bytes,
+                          job->to, job->dst + (begin * k + at) * mr_cuda_size(job->to),
+                          piece_of(at, k));
+        }
     }
 }
 
@@ -232,10 +272,13 @@ static void convert(void *ctx, uint32_t thread, uint32_t threads)
     const convert_job *job = ctx;
     uint64_t begin;
     uint64_t end;
-    mr_share(job->elements, PIECE, thread, threads, &begin, &end);
-    for (; begin < end; begin += PIECE) {
-        convert_piece(job, begin, (uint32_t)(end - begin < PIECE ? end - begin : PIECE));
+    if (job->weight->codes != NULL) {
+        mr_share(job->elements / job->weight->k, 1, thread, threads, &begin, &end);
+        convert_rows(job, job->rows + thread * job->row_bytes, begin, end);
+        return;
     }
+    mr_share(job->elements, PIECE, thread, threads, &begin, &end);
+    convert_elements(job, begin, end);
 }
 
 /* Elements [0, n · k) of a weight to `to`, as `type`. */
@@ -244,7 +287,13 @@ static mr_status send_elements(upload *u, const mr_plan_weight *from, const mr_r
 {
     const mr_cuda_api *api = u->backend->api;
     const uint64_t total = (uint64_t)from->n * from->k;
-    const uint64_t room = AREA_BYTES / mr_cuda_size(type) / PIECE * PIECE;
+    const uint64_t unit = from->codes != NULL ? from->k : PIECE;
+    const uint64_t room = AREA_BYTES / mr_cuda_size(type) / unit * unit;
+    if (room == 0) {
+        return mr_fail(u->err, MR_UNIMPLEMENTED,
+                       "weight \"%s\": rows of %u elements are longer than the CUDA backend loads",
+                       from->name, from->k);
+    }
     for (uint64_t begin = 0; begin < total; begin += room) {
         const uint32_t area = u->next;
         u->next ^= 1;
@@ -259,6 +308,8 @@ static mr_status send_elements(upload *u, const mr_plan_weight *from, const mr_r
             .begin = begin,
             .elements = total - begin < room ? total - begin : room,
             .dst = u->area[area],
+            .rows = u->rows,
+            .row_bytes = u->row_bytes,
         };
         mr_thread_pool_run(u->pool, convert, &job);
         int code = api->to_device(u->backend->context, to + begin * mr_cuda_size(type),
@@ -273,21 +324,17 @@ static mr_status send_elements(upload *u, const mr_plan_weight *from, const mr_r
 static mr_status send(upload *u, const mr_plan_weight *from, mr_dtype type, mr_cuda_ptr to)
 {
     mr_random_table *table = NULL;
-    if (from->random && mr_random_table_create(from->dtype, from->random_mean, &table) != MR_OK) {
+    mr_status made = MR_OK;
+    if (from->random) {
+        made = from->codes != NULL ? mr_random_codes_table_create(from->codes, &table)
+                                   : mr_random_table_create(from->dtype, from->random_mean, &table);
+    }
+    if (made != MR_OK) {
         return mr_fail(u->err, MR_RESOURCE_EXHAUSTED, "weights: out of memory");
     }
     const mr_status status = send_elements(u, from, table, type, to);
     mr_random_table_destroy(table);
     return status;
-}
-
-/* The host has read all of the weight's data. */
-static void release(const mr_plan *plan, mr_weight_id id)
-{
-    const mr_plan_weight *weight = &plan->weights[id];
-    if (plan->release != NULL && !weight->random) {
-        plan->release(plan->release_ctx, weight->data, weight->bytes);
-    }
 }
 
 static mr_status send_biases(upload *u, const mr_plan *plan, const mr_cuda_weights *w)
@@ -304,7 +351,7 @@ static mr_status send_biases(upload *u, const mr_plan *plan, const mr_cuda_weigh
         for (uint32_t part = 0; part < op->parts; part++) {
             if (op->bias[part] != MR_NO_WEIGHT) {
                 MR_TRY(send(u, &plan->weights[op->bias[part]], MR_DTYPE_F32, to));
-                release(plan, op->bias[part]);
+                mr_plan_release(plan, &plan->weights[op->bias[part]]);
             }
             to += (uint64_t)plan->weights[op->weight[part]].n * 4;
         }
@@ -325,7 +372,7 @@ static mr_status send_all(upload *u, const mr_plan *plan, const mr_cuda_weights 
         if (item->used) {
             MR_TRY(send(u, &plan->weights[i], item->vector ? MR_DTYPE_F32 : w->compute,
                         w->base + item->offset));
-            release(plan, (mr_weight_id)i);
+            mr_plan_release(plan, &plan->weights[i]);
         }
         done += plan->weights[i].bytes;
         if (progress != NULL) {
@@ -337,9 +384,26 @@ static mr_status send_all(upload *u, const mr_plan *plan, const mr_cuda_weights 
                          "copying weights", u->err);
 }
 
-static mr_status open_upload(upload *u, mr_cuda_backend *backend, mr_error *err)
+/* Room for the longest row with codes, one a thread. */
+static mr_status make_rows(upload *u, const mr_plan *plan)
+{
+    for (uint32_t i = 0; i < plan->n_weights; i++) {
+        const mr_plan_weight *weight = &plan->weights[i];
+        uint64_t bytes = 0;
+        if (weight->codes != NULL && mr_dtype_row_bytes(weight->dtype, weight->k, &bytes)) {
+            u->row_bytes = bytes > u->row_bytes ? bytes : u->row_bytes;
+        }
+    }
+    u->rows = mr_calloc(u->backend->threads, u->row_bytes > 0 ? u->row_bytes : 1);
+    return u->rows != NULL ? MR_OK
+                           : mr_fail(u->err, MR_RESOURCE_EXHAUSTED, "weights: out of memory");
+}
+
+static mr_status open_upload(upload *u, mr_cuda_backend *backend, const mr_plan *plan,
+                             mr_error *err)
 {
     *u = (upload){.backend = backend, .err = err};
+    MR_TRY(make_rows(u, plan));
     for (uint32_t i = 0; i < 2; i++) {
         void *area = NULL;
         if (backend->api->alloc_host(backend->context, AREA_BYTES, &area) != 0) {
@@ -359,6 +423,7 @@ static void close_upload(upload *u)
     if (u->pool != NULL) {
         mr_thread_pool_destroy(u->pool);
     }
+    free(u->rows);
     for (uint32_t i = 0; i < 2; i++) {
         if (u->area[i] != NULL) {
             u->backend->api->release_host(u->backend->context, u->area[i]);
@@ -389,8 +454,9 @@ mr_status mr_cuda_weights_create(mr_cuda_backend *backend, const mr_plan *plan,
     upload u = {.backend = backend};
     mr_status status;
     MR_TRY(mr_cuda_weights_place(plan, backend->compute, &w, err));
+    MR_CHECK(w != NULL);
     MR_TRY_CLEANUP(status, take(backend, w, err));
-    MR_TRY_CLEANUP(status, open_upload(&u, backend, err));
+    MR_TRY_CLEANUP(status, open_upload(&u, backend, plan, err));
     MR_TRY_CLEANUP(status, send_all(&u, plan, w, progress, progress_ctx));
     *out = w;
     w = NULL;

@@ -3,6 +3,7 @@
  * launches, graphs, and every way to fail. */
 #include "fake_gpu.h"
 #include "kernels/cuda/internal.h"
+#include "kernels/random_weight.h"
 #include "tiny_plan.h"
 
 #include <math.h>
@@ -261,6 +262,82 @@ static void test_parts_lie_side_by_side_and_are_converted(void **state)
     }
     assert_int_equal(found, 2);
     backend->vt->weights_destroy(backend, made);
+    backend->vt->destroy(backend);
+    tiny_plan_destroy(&tiny);
+    assert_clean();
+}
+
+/* Weights that are made of nothing, and weights of int8 codes with a scale an output. */
+static void test_random_weights_and_codes_are_made_while_loading(void **state)
+{
+    (void)state;
+    const tiny_dims dims = tiny_dims_default();
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    mr_plan_weight *q = &tiny.plan->weights[tiny.layers[0].q];
+    q->random = true;
+    q->random_seed = 5;
+    q->random_stream = 3;
+    q->data = NULL;
+    float made[64 * 64];
+    mr_random_table *table = NULL;
+    assert_int_equal(mr_random_table_create(MR_DTYPE_F32, 0.0f, &table), MR_OK);
+    mr_random_weight_fill(table, q, 0, 64 * 64, made);
+    mr_random_table_destroy(table);
+
+    static uint8_t codes[32 * 64];
+    float scales[32];
+    for (uint32_t i = 0; i < 32 * 64; i++) {
+        codes[i] = (uint8_t)(i * 7);
+    }
+    for (uint32_t n = 0; n < 32; n++) {
+        scales[n] = 0.5f + (float)n;
+    }
+    const mr_weight_codes from = {
+        .codes = {.data = codes,
+                  .bytes = sizeof(codes),
+                  .form = MR_CODES_INT8,
+                  .bits = 8,
+                  .next = 1,
+                  .line = 64},
+        .scales = (const uint8_t *)scales,
+        .scale_bytes = sizeof(scales),
+        .scale_dtype = MR_DTYPE_F32,
+        .scale_row = 1,
+        .scale_group = 1,
+        .scale_rows = 1,
+        .group = 64,
+        .centred = true,
+    };
+    const mr_plan_weight weight = {.name = "codes", .n = 32, .k = 64};
+    mr_weight_id k = 0;
+    assert_int_equal(mr_plan_add_codes(tiny.plan, &weight, &from, &k), MR_OK);
+    tiny.data = realloc(tiny.data, (k + 1u) * sizeof(*tiny.data));
+    assert_non_null(tiny.data);
+    tiny.data[k] = NULL;
+    for (uint32_t i = 0; i < tiny.plan->n_ops; i++) {
+        mr_op *op = &tiny.plan->ops[i];
+        if (op->kind == MR_OP_LINEAR && op->linear.weight[1] == tiny.layers[1].k &&
+            op->linear.parts == 3) {
+            op->linear.weight[1] = k;
+        }
+    }
+    mr_backend *backend = open_backend(MR_DTYPE_BF16);
+    mr_weights *weights = NULL;
+    mr_error err = {0};
+    if (backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err) != MR_OK) {
+        fail_msg("%s", err.message);
+    }
+    const mr_cuda_weights *w = (const mr_cuda_weights *)weights;
+    for (uint32_t i = 0; i < 64 * 64; i++) {
+        assert_true(bf16_at(mr_cuda_weight_at(w, tiny.layers[0].q), i) ==
+                    mr_bf16_to_f32(mr_f32_to_bf16(made[i])));
+    }
+    for (uint32_t i = 0; i < 32 * 64; i++) {
+        const float want = scales[i / 64] * (float)(int8_t)codes[i];
+        assert_true(bf16_at(mr_cuda_weight_at(w, k), i) == mr_bf16_to_f32(mr_f32_to_bf16(want)));
+    }
+    backend->vt->weights_destroy(backend, weights);
     backend->vt->destroy(backend);
     tiny_plan_destroy(&tiny);
     assert_clean();
@@ -571,6 +648,7 @@ int main(void)
         cmocka_unit_test_setup(test_an_executor_that_does_not_fit_leaves_the_memory, setup),
         cmocka_unit_test_setup(test_kv_room_is_exact, setup),
         cmocka_unit_test_setup(test_parts_lie_side_by_side_and_are_converted, setup),
+        cmocka_unit_test_setup(test_random_weights_and_codes_are_made_while_loading, setup),
         cmocka_unit_test_setup(test_a_failing_copy_ends_loading, setup),
         cmocka_unit_test_setup(test_launches_of_a_decode_step, setup),
         cmocka_unit_test_setup(test_prompts_go_to_tiles_where_heads_allow, setup),
