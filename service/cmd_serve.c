@@ -268,17 +268,15 @@ static mr_status start_listening(const addresses *where, const mr_config *config
         .keepalive = {.time_ms = config->keepalive_time_ms,
                       .timeout_ms = config->keepalive_timeout_ms,
                       .min_ping_interval_ms = config->keepalive_min_ping_interval_ms,
-                      .permit_without_calls =
-                          strcmp(config->keepalive_permit_without_calls, "true") == 0},
-        .reflection = strcmp(config->reflection_enable, "true") == 0,
-        .admin = strcmp(config->admin_enable, "true") == 0,
+                      .permit_without_calls = config->keepalive_permit_without_calls},
+        .reflection = config->reflection_enable,
+        .admin = config->admin_enable,
         .tenants = &config->tenants,
     };
     MR_TRY(mr_server_start(&options, server, err));
     if (where->metrics != NULL) {
-        const bool vllm_names = strcmp(config->metrics_vllm_names, "true") == 0;
         const mr_status status =
-            mr_metrics_http_start(where->metrics, *server, vllm_names, http, err);
+            mr_metrics_http_start(where->metrics, *server, config->metrics_vllm_names, http, err);
         if (status != MR_OK) {
             mr_server_destroy(*server);
             (void)mr_fail_context(err, "--metrics-listen");

@@ -24,6 +24,8 @@ extern char **environ;
 static const mr_config_key keys[] = {
 #define MR_CONFIG_TEXT(name, field, value, choices, meaning)                                       \
     {name, MR_KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, 0},
+#define MR_CONFIG_FLAG(name, field, value, meaning)                                                \
+    {name, MR_KEY_FLAG, FIELD_PLACE(field), #value, "true|false", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_SECRET(name, field, meaning)                                                     \
     {name, MR_KEY_SECRET, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_URL(name, field, meaning)                                                        \
@@ -307,8 +309,7 @@ static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
 {
     static const char *const users[] = {"cache_scope", "cache_salt_secret"};
     for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++) {
-        if (strcmp(config->enable_prefix_caching, "false") == 0 &&
-            mr_config_given(config, users[i])) {
+        if (!config->enable_prefix_caching && mr_config_given(config, users[i])) {
             return mr_fail_field(err, MR_INVALID_ARGUMENT, users[i],
                                  "%s is given and cannot act: enable_prefix_caching is false; "
                                  "leave out the one or the other",
@@ -379,24 +380,24 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
 {
     for (size_t i = 0; i < KEY_COUNT; i++) {
         const mr_config_key *key = &keys[i];
-        const char *gap = i == 0 ? "" : " ";
-        if (key->kind == MR_KEY_TEXT) {
-            const char *text = (const char *)config + key->offset;
-            char quoted[2 * sizeof(config->served_model_name) + 3];
-            MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
-                                    mr_log_quote(text, quoted, sizeof(quoted))));
-        } else if (key->kind == MR_KEY_URL || key->kind == MR_KEY_SECRET) {
-            MR_TRY(mr_buffer_printf(out, "%s%s=", gap, key->name));
+        char quoted[2 * sizeof(config->served_model_name) + 3];
+        MR_TRY(mr_buffer_printf(out, "%s%s=", i == 0 ? "" : " ", key->name));
+        switch (key->kind) {
+        case MR_KEY_TEXT:
+            MR_TRY(mr_buffer_printf(
+                out, "%s",
+                mr_log_quote((const char *)config + key->offset, quoted, sizeof(quoted))));
+            break;
+        case MR_KEY_NUMBER:
+        case MR_KEY_BYTES: /* what "auto" came to, too */
+            MR_TRY(mr_buffer_printf(out, "%" PRIu64, mr_config_value_number(config, key)));
+            break;
+        case MR_KEY_LIST:
+            MR_TRY(mr_buffer_printf(out, "%" PRIu32, mr_config_list_count(config, key->name)));
+            break;
+        default:
             MR_TRY(mr_config_value_format(config, key, out));
-        } else if (key->kind == MR_KEY_LIST) {
-            MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu32, gap, key->name,
-                                    mr_config_list_count(config, key->name)));
-        } else if (key->kind == MR_KEY_FIXED) {
-            const int first = (int)strcspn(key->choices, "|");
-            MR_TRY(mr_buffer_printf(out, "%s%s=%.*s", gap, key->name, first, key->choices));
-        } else {
-            MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu64, gap, key->name,
-                                    mr_config_value_number(config, key)));
+            break;
         }
     }
     return MR_OK;

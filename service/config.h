@@ -45,18 +45,18 @@ typedef struct mr_config {
     uint64_t kv_host_memory;         /* bytes of the host tier; 0: none */
     char gpu_memory_utilization[16]; /* a number; mr_config_gpu_share */
     char kv_cache_dtype[8];          /* auto | f32 | f16 | bf16 | int8 */
-    char enable_prefix_caching[8];   /* true | false */
-    char cache_scope[8];             /* tenant | shared */
-    char cache_salt_secret[256];     /* "": a random one at every start */
-    char log_level[8];               /* debug | info | warn | error */
-    char log_format[8];              /* logfmt | json */
-    char admin_enable[8];            /* true | false, as those below */
-    char reflection_enable[8];
+    bool enable_prefix_caching;
+    char cache_scope[8];         /* tenant | shared */
+    char cache_salt_secret[256]; /* "": a random one at every start */
+    char log_level[8];           /* debug | info | warn | error */
+    char log_format[8];          /* logfmt | json */
+    bool admin_enable;
+    bool reflection_enable;
     uint32_t keepalive_time_ms;
     uint32_t keepalive_timeout_ms;
     uint32_t keepalive_min_ping_interval_ms;
-    char keepalive_permit_without_calls[8];
-    char metrics_vllm_names[8];
+    bool keepalive_permit_without_calls;
+    bool metrics_vllm_names;
     char redis_url[512];       /* "": no Redis; may hold a password */
     char redis_on_failure[8];  /* open | closed | local */
     char redis_replica_id[64]; /* "": HOSTNAME:PORT */

@@ -149,6 +149,13 @@ static void describe_bounds(const mr_config_key *key, char *out, size_t bytes)
     }
 }
 
+/* `value` is one of the choices. */
+static void store_flag(void *base, const mr_config_key *key, const char *value)
+{
+    const bool flag = strcmp(value, "true") == 0;
+    memcpy((uint8_t *)base + key->offset, &flag, sizeof(flag));
+}
+
 static mr_status set_text(void *base, const mr_config_key *key, const char *value, mr_error *err)
 {
     const choice found = key->choices[0] == '\0' ? CHOICE_YES : find_choice(key->choices, value);
@@ -160,6 +167,10 @@ static mr_status set_text(void *base, const mr_config_key *key, const char *valu
         describe_bounds(key, bounds, sizeof(bounds));
         return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name, "%s is \"%s\": it must be %s",
                              key->name, value, bounds);
+    }
+    if (key->kind == MR_KEY_FLAG) {
+        store_flag(base, key, value);
+        return MR_OK;
     }
     const size_t length = strlen(value);
     if (length >= key->size) {
@@ -250,6 +261,7 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
 {
     switch (key->kind) {
     case MR_KEY_TEXT:
+    case MR_KEY_FLAG:
     case MR_KEY_SECRET:
         return set_text(base, key, value, err);
     case MR_KEY_URL:
@@ -274,6 +286,8 @@ void mr_config_value_init(void *base, const mr_config_key *key)
     if (is_text(key->kind)) {
         MR_CHECK(strlen(key->text_default) < key->size);
         memcpy((uint8_t *)base + key->offset, key->text_default, strlen(key->text_default) + 1);
+    } else if (key->kind == MR_KEY_FLAG) {
+        store_flag(base, key, key->text_default);
     } else if (key->kind == MR_KEY_DECIMAL) {
         const double number = (double)key->number_default;
         memcpy((uint8_t *)base + key->offset, &number, sizeof(number));
@@ -331,6 +345,9 @@ mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_
         const char *text = mr_config_value_hides(base, key) ? "***" : (const char *)place;
         return mr_buffer_printf(out, "%s", text);
     }
+    if (key->kind == MR_KEY_FLAG) {
+        return mr_buffer_printf(out, "%s", *(const bool *)place ? "true" : "false");
+    }
     if (key->kind == MR_KEY_FIXED) {
         return mr_buffer_printf(out, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
     }
@@ -356,9 +373,10 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",     [MR_KEY_SECRET] = "text",     [MR_KEY_URL] = "text",
-        [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",      [MR_KEY_FIXED] = "fixed",
-        [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal", [MR_KEY_DIGESTS] = "list",
+        [MR_KEY_TEXT] = "text",    [MR_KEY_FLAG] = "choice",   [MR_KEY_SECRET] = "text",
+        [MR_KEY_URL] = "text",     [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",
+        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal",
+        [MR_KEY_DIGESTS] = "list",
     };
     *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
     if (key->kind == MR_KEY_TEXT && key->choices[0] != '\0') {
@@ -366,7 +384,7 @@ void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
     }
     if (mr_config_key_automatic(key)) {
         snprintf(out->initial, sizeof(out->initial), "auto");
-    } else if (key->kind == MR_KEY_TEXT) {
+    } else if (key->kind == MR_KEY_TEXT || key->kind == MR_KEY_FLAG) {
         snprintf(out->initial, sizeof(out->initial), "%s", key->text_default);
     } else if (key->kind == MR_KEY_FIXED) {
         snprintf(out->initial, sizeof(out->initial), "%.*s", (int)strcspn(key->choices, "|"),

@@ -115,6 +115,7 @@ static void *read_model(void *arg)
     const uint64_t started_ns = mr_clock_now(&clock);
     uint8_t digest[MR_SHA256_BYTES];
     char hex[2 * MR_SHA256_BYTES + 1];
+    char said[2 * MR_ERROR_MESSAGE_MAX];
     mr_error err = {0};
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), THREAD_NICE);
     const mr_status status = mr_model_digest(p->model, &p->stop, digest, &err);
@@ -126,7 +127,8 @@ static void *read_model(void *arg)
     } else if (status != MR_CANCELLED) {
         mr_log(MR_LOG_WARN, "prefix",
                "the model is not identified, cached prefixes stay this process's own",
-               "status=%s error=\"%s\"", mr_status_name(status), err.message);
+               "status=%s error=%s", mr_status_name(status),
+               mr_log_quote(err.message, said, sizeof(said)));
     }
     return NULL;
 }

@@ -296,7 +296,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .host_memory = config->kv_host_memory,
         .asynchronous = runtime->backend_info.asynchronous,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
-        .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
+        .prefix_caching = config->enable_prefix_caching,
         .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
         .clock = mr_clock_monotonic(),
     };

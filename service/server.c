@@ -101,7 +101,7 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
     out->model_name = mr_runtime_model_name(runtime);
     out->backend = mr_runtime_backend(runtime)->name;
     out->kv_dtype = config->kv_cache_dtype;
-    out->prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0;
+    out->prefix_caching = config->enable_prefix_caching;
     out->block_size = config->block_size;
     out->max_seq_length = config->max_seq_length;
     out->memory = server->memory;
