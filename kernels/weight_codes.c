@@ -4,9 +4,13 @@
 #include "base/checked.h"
 #include "kernels/float_bits.h"
 
+#include <math.h>
 #include <string.h>
 
-enum { SCALE_BYTES = 4, HALF = MR_CODES_BLOCK / 2 };
+#define HALF_LEAST 0x1p-14f /* the least normal f16 number, and the largest */
+#define HALF_MOST  65504.0f
+
+enum { SCALE_BYTES = 4, HALF = MR_CODES_BLOCK / 2, TABLE = 256 };
 
 /* Where AWQ has code j of a word, in nibbles. */
 static const uint8_t shuffled[8] = {0, 4, 1, 5, 2, 6, 3, 7};
@@ -93,7 +97,80 @@ mr_dtype mr_weight_codes_dtype(const mr_weight_codes *c, uint32_t k)
     return c->codes.bits <= 4 ? MR_DTYPE_CODES4 : MR_DTYPE_CODES8;
 }
 
+uint32_t mr_weight_codes_common_zero(const mr_weight_codes *c, uint64_t rows, uint64_t groups)
+{
+    if (c->zeros.data == NULL) {
+        return 1u << (c->codes.bits - 1);
+    }
+    const uint32_t zero = mr_weight_codes_zero(c, 0, 0);
+    for (uint64_t g = 0; g < groups; g++) {
+        for (uint64_t n = 0; n < rows; n++) {
+            if (mr_weight_codes_zero(c, n, g) != zero) {
+                return MR_CODES_NO_ZERO;
+            }
+        }
+    }
+    return zero;
+}
+
+bool mr_weight_codes_fit_halves(const mr_weight_codes *c, uint64_t rows, uint64_t groups)
+{
+    const bool stored = c->scale_dtype == MR_DTYPE_F16;
+    if (stored && c->centred) {
+        return true;
+    }
+    for (uint64_t g = 0; g < groups; g++) {
+        for (uint64_t n = 0; n < rows; n++) {
+            const float scale = fabsf(mr_weight_codes_scale(c, n, g));
+            const uint32_t zero = c->centred ? 1 : mr_weight_codes_zero(c, n, g);
+            if ((!stored && scale != 0.0f && scale < HALF_LEAST) ||
+                !(scale * (float)zero <= HALF_MOST) || !(scale <= HALF_MOST)) {
+                return false;
+            }
+        }
+    }
+    return true;
+}
+
 /* ---- rows ---- */
+
+/* Codes at places [from, from + count) of a line of words. */
+static void read_line(const mr_code_matrix *m, const uint8_t *line, uint64_t from, uint32_t count,
+                      uint8_t *out)
+{
+    const uint32_t mask = (1u << m->bits) - 1;
+    const uint8_t *word = line + from * m->bits / 32 * m->next;
+    uint32_t shift = (uint32_t)(from * m->bits % 32);
+    uint64_t bits = (uint64_t)load_word(word) >> shift;
+    uint32_t have = 32 - shift;
+    for (uint32_t i = 0; i < count; i++) {
+        if (have < m->bits) {
+            word += m->next;
+            bits |= (uint64_t)load_word(word) << have;
+            have += 32;
+        }
+        out[i] = (uint8_t)(bits & mask);
+        bits >>= m->bits;
+        have -= m->bits;
+    }
+}
+
+/* Codes of one place in lines [from, from + count). */
+static void read_across(const mr_code_matrix *m, uint64_t place, uint64_t from, uint32_t count,
+                        uint8_t *out)
+{
+    const uint64_t bit = bit_of(m, place);
+    const uint32_t shift = bit % 32;
+    const uint32_t mask = (1u << m->bits) - 1;
+    const uint8_t *word = m->data + from * m->line + bit / 32 * m->next;
+    for (uint32_t i = 0; i < count; i++, word += m->line) {
+        uint64_t bits = load_word(word);
+        if (shift + m->bits > 32) {
+            bits |= (uint64_t)load_word(word + m->next) << 32;
+        }
+        out[i] = (uint8_t)(bits >> shift & mask);
+    }
+}
 
 /* Codes of inputs [from, from + count) of a row of the arrays. */
 static void read_codes(const mr_code_matrix *m, uint64_t row, uint64_t from, uint32_t count,
@@ -106,20 +183,37 @@ static void read_codes(const mr_code_matrix *m, uint64_t row, uint64_t from, uin
             out[i] = line[i] ^ flip;
         }
     } else if (m->packs_rows) {
-        const uint64_t bit = bit_of(m, row);
-        for (uint32_t i = 0; i < count; i++) {
-            out[i] = (uint8_t)code_of_words(m, m->data + (from + i) * m->line, bit);
-        }
+        read_across(m, row, from, count, out);
     } else {
-        const uint8_t *line = m->data + row * m->line;
-        for (uint32_t i = 0; i < count; i++) {
-            out[i] = (uint8_t)code_of_words(m, line, bit_of(m, from + i));
-        }
+        read_line(m, m->data + row * m->line, from, count, out);
     }
 }
 
-static float element(const mr_weight_codes *c, uint8_t code, uint32_t zero, float scale)
+/* What the groups of one row have, for as many groups as there is room. */
+typedef struct row_values {
+    uint32_t count;
+    float scale[TABLE];
+    uint32_t zero[TABLE];
+} row_values;
+
+static void read_values(const mr_weight_codes *c, uint64_t row, uint64_t group, float *scale,
+                        uint32_t *zero)
 {
+    *scale = mr_weight_codes_scale(c, row, group);
+    *zero = c->codes.form == MR_CODES_E4M3 ? 0 : mr_weight_codes_zero(c, row, group);
+}
+
+static float element(const mr_weight_codes *c, const row_values *values, uint64_t row,
+                     uint64_t group, uint8_t code)
+{
+    float scale;
+    uint32_t zero;
+    if (group < values->count) {
+        scale = values->scale[group];
+        zero = values->zero[group];
+    } else {
+        read_values(c, row, group, &scale, &zero);
+    }
     if (c->codes.form == MR_CODES_E4M3) {
         return scale * mr_f8_e4m3_to_f32(code);
     }
@@ -128,20 +222,22 @@ static float element(const mr_weight_codes *c, uint8_t code, uint32_t zero, floa
 
 static void fill_floats(const mr_weight_codes *c, uint32_t k, uint64_t row, uint8_t *out)
 {
-    uint64_t group = UINT64_MAX;
-    uint32_t zero = 0;
-    float scale = 0.0f;
+    const uint32_t groups = k / c->group + (k % c->group != 0);
+    uint8_t codes[MR_CODES_BLOCK];
+    row_values values;
+    values.count = groups < TABLE ? groups : TABLE;
+    for (uint32_t g = 0; g < values.count; g++) {
+        read_values(c, row, g, &values.scale[g], &values.zero[g]);
+    }
     for (uint32_t i = 0; i < k; i++) {
-        const uint64_t next =
-            c->group_of != NULL ? load_word(c->group_of + 4 * (size_t)i) : i / c->group;
-        uint8_t code;
-        if (next != group) {
-            group = next;
-            scale = mr_weight_codes_scale(c, row, group);
-            zero = c->codes.form == MR_CODES_E4M3 ? 0 : mr_weight_codes_zero(c, row, group);
+        const uint32_t at = i % MR_CODES_BLOCK;
+        if (at == 0) {
+            const uint32_t left = k - i < MR_CODES_BLOCK ? k - i : MR_CODES_BLOCK;
+            read_codes(&c->codes, row + c->first, i, left, codes);
         }
-        read_codes(&c->codes, row + c->first, i, 1, &code);
-        const float value = element(c, code, zero, scale);
+        const uint32_t group =
+            c->group_of != NULL ? load_word(c->group_of + 4 * (size_t)i) : i / c->group;
+        const float value = element(c, &values, row, group, codes[at]);
         memcpy(out + 4 * (size_t)i, &value, sizeof(value));
     }
 }

@@ -34,7 +34,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#define MR_CODES_BLOCK 32u /* elements of a block */
+#define MR_CODES_BLOCK   32u /* elements of a block */
+#define MR_CODES_NO_ZERO UINT32_MAX
 
 typedef enum mr_code_form {
     MR_CODES_WORDS,    /* little-endian words, the first code in the lowest bits; a code may have
@@ -79,6 +80,11 @@ uint32_t mr_code_at(const mr_code_matrix *matrix, uint64_t row, uint64_t column)
 /* The zero and the scale of a row in a group. */
 uint32_t mr_weight_codes_zero(const mr_weight_codes *codes, uint64_t row, uint64_t group);
 float mr_weight_codes_scale(const mr_weight_codes *codes, uint64_t row, uint64_t group);
+
+/* The zero that rows [0, rows) have in all groups; MR_CODES_NO_ZERO if they differ. */
+uint32_t mr_weight_codes_common_zero(const mr_weight_codes *codes, uint64_t rows, uint64_t groups);
+/* What `halves` says; `centred` is set before. */
+bool mr_weight_codes_fit_halves(const mr_weight_codes *codes, uint64_t rows, uint64_t groups);
 
 /* The type of the blocks that `k` inputs go into: a CODES type, or F32 where groups and blocks do
  * not fit each other (act-order, groups that are no multiple of 32). */

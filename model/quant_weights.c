@@ -6,7 +6,6 @@
 #include <string.h>
 
 #define NAME_BYTES 160u
-#define NO_ZERO    UINT32_MAX
 
 typedef struct finder {
     const mr_quant_config *config;
@@ -171,65 +170,14 @@ static mr_status take_order(const finder *f, const mr_model_tensor *order)
     return MR_OK;
 }
 
-/* ---- what all zeros and scales are like ---- */
-
-/* The zero that all groups of all outputs have; NO_ZERO if they differ. */
-static uint32_t common_zero(const finder *f)
-{
-    if (f->out->zeros.data == NULL) {
-        return 1u << (f->scheme.bits - 1);
-    }
-    const uint32_t zero = mr_weight_codes_zero(f->out, 0, 0);
-    for (uint32_t g = 0; g < f->groups; g++) {
-        for (uint32_t n = 0; n < f->module->n; n++) {
-            if (mr_weight_codes_zero(f->out, n, g) != zero) {
-                return NO_ZERO;
-            }
-        }
-    }
-    return zero;
-}
-
-/* A finite number that f16 has, to all its digits if it is another type's. */
-static bool is_half(float value)
-{
-    const float magnitude = value < 0.0f ? -value : value;
-    return value == 0.0f || (magnitude >= 0x1p-14f && magnitude <= 65504.0f);
-}
-
-static bool scales_are_halves(const finder *f)
-{
-    const bool stored = f->out->scale_dtype == MR_DTYPE_F16;
-    for (uint32_t n = 0; n < f->module->n; n++) {
-        for (uint32_t g = 0; g < f->groups; g++) {
-            const float scale = mr_weight_codes_scale(f->out, n, g);
-            const uint32_t zero = f->out->centred ? 1 : mr_weight_codes_zero(f->out, n, g);
-            if (!(stored || is_half(scale)) || !(scale * (float)zero <= 65504.0f) ||
-                !(scale * (float)zero >= -65504.0f)) {
-                return false;
-            }
-        }
-    }
-    return true;
-}
-
-static void look_through(const finder *f)
-{
-    if (f->scheme.e4m3) {
-        return;
-    }
-    f->out->centred = common_zero(f) == 1u << (f->scheme.bits - 1);
-    f->out->halves = scales_are_halves(f);
-}
-
 /* ---- GPTQ ---- */
 
 /* Symmetric zeros tell the two formats of GPTQ apart: the first stores them less 1 (Q1). */
-static mr_status check_symmetric(const finder *f)
+static mr_status check_symmetric(const finder *f, uint32_t zero)
 {
     const uint32_t middle = 1u << (f->scheme.bits - 1);
-    const uint32_t zero = common_zero(f);
-    if (!f->scheme.symmetric || zero == middle || zero == NO_ZERO) {
+    if (f->config->method != MR_QUANT_GPTQ || !f->scheme.symmetric || zero == middle ||
+        zero == MR_CODES_NO_ZERO) {
         return MR_OK;
     }
     const bool other = zero == (f->config->v2 ? middle - 1 : middle + 1);
@@ -295,7 +243,7 @@ static mr_status find_gptq(finder *f, const mr_model_tensor *codes)
         MR_TRY(take_order(f, order));
     }
     take_empty_bias(f);
-    return check_symmetric(f);
+    return MR_OK;
 }
 
 /* ---- AWQ ---- */
@@ -518,8 +466,13 @@ mr_status mr_quant_find(const mr_quant_config *config, const mr_tensor_table *te
     }
     *found = true;
     MR_TRY(find(&f, codes));
-    look_through(&f);
-    return MR_OK;
+    if (f.scheme.e4m3) {
+        return MR_OK;
+    }
+    const uint32_t zero = mr_weight_codes_common_zero(out, module->n, f.groups);
+    out->centred = zero == 1u << (f.scheme.bits - 1);
+    out->halves = mr_weight_codes_fit_halves(out, module->n, f.groups);
+    return check_symmetric(&f, zero);
 }
 
 uint32_t mr_quant_unit(const mr_quant_config *config, const mr_tensor_table *tensors,
