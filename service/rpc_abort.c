@@ -20,7 +20,7 @@ static mr_status abort_request(mr_call *call, bool *found, mr_error *err)
 {
     mr_server *server = call->queue->server;
     ProtobufCMessage *message = NULL;
-    MR_TRY(mr_codec_unpack(&millrace__v1__abort_request__descriptor, call->payload, &message, err));
+    MR_TRY(mr_call_unpack(call, &millrace__v1__abort_request__descriptor, &message, err));
     const Millrace__V1__AbortRequest *asked = (const Millrace__V1__AbortRequest *)message;
     char id[MR_REQUEST_ID_MAX + 1];
     mr_status status = mr_proto_id_read(&asked->request_id, id, err);

@@ -359,9 +359,10 @@ static mr_status start(generation *gen, mr_error *err)
     mr_runtime *runtime = NULL;
     MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
     ProtobufCMessage *message = NULL;
-    MR_TRY(mr_codec_unpack(gen->unary ? &millrace__v1__generate_unary_request__descriptor
-                                      : &millrace__v1__generate_request__descriptor,
-                           call->payload, &message, err));
+    MR_TRY(mr_call_unpack(call,
+                          gen->unary ? &millrace__v1__generate_unary_request__descriptor
+                                     : &millrace__v1__generate_request__descriptor,
+                          &message, err));
     mr_call_drop_payload(call);
     const Millrace__V1__GenerateRequest *request =
         gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request
