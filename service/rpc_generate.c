@@ -238,7 +238,8 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
     }
     MR_TRY(mr_request_create(&spec, &gen->request, err));
     asked->lists.stop = NULL;
-    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request, err);
+    return mr_id_registry_claim(&queue->server->ids, &gen->id, mr_call_tenant(gen->call)->name,
+                                gen->request, err);
 }
 
 static mr_status check_priority(const generation *gen, const mr_proto_request *asked, mr_error *err)
