@@ -198,6 +198,8 @@ static void test_windows(void **state)
     assert_windows("{" MISTRAL ",\"sliding_window\":5}", 5, 5);
     assert_windows("{" LLAMA ",\"sliding_window\":5}", 0, 0);
     assert_windows("{" QWEN "}", 0, 0);
+    assert_windows("{" QWEN ",\"max_window_layers\":0}", 0, 0);
+    assert_windows("{" QWEN ",\"use_sliding_window\":false,\"max_window_layers\":0}", 0, 0);
     assert_windows("{" QWEN ",\"use_sliding_window\":true}", 0, 0); /* layers from 28 on */
     assert_windows("{" QWEN ",\"use_sliding_window\":true,\"max_window_layers\":1}", 0, 9);
     assert_windows("{" QWEN ",\"use_sliding_window\":true,"
@@ -381,6 +383,9 @@ static void test_tensors_against_the_configuration(void **state)
         {"{\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[31,8],"
          "\"data_offsets\":[0,496]}}",
          496, MR_DATA_LOSS, "shape [31, 8] where the configuration wants [32, 8]"},
+        {"{\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[8,32],"
+         "\"data_offsets\":[0,512]}}",
+         512, MR_DATA_LOSS, "shape [8, 32] where the configuration wants [32, 8]"},
         {"{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[32,8],"
          "\"data_offsets\":[0,256]}}",
          256, MR_UNIMPLEMENTED, "type I8"},
