@@ -3,7 +3,6 @@
 #include "base/sha256.h"
 #include "service/config_list.h"
 #include "service/config_value.h"
-#include "service/generation.h"
 
 #include <jansson.h>
 #include <stdlib.h>
