@@ -5,10 +5,9 @@ import os
 import subprocess
 import sys
 
-import jsonschema
 import pytest
 
-from charts import CHART, PVC, REPOSITORY, SETS, Rendered, lack, load, refusal
+from charts import CHART, PVC, REPOSITORY, SETS, Rendered, jsonschema, lack, load, refusal
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "tools"))
 import make_chart_schema  # noqa: E402
