@@ -2,6 +2,7 @@
 #include "base/sha256.h"
 
 #include "base/checked.h"
+#include "base/digits.h"
 
 #include <limits.h>
 #include <openssl/crypto.h>
@@ -31,12 +32,7 @@ bool mr_sha256_equal(const uint8_t a[MR_SHA256_BYTES], const uint8_t b[MR_SHA256
 
 void mr_sha256_hex(const uint8_t digest[MR_SHA256_BYTES], char out[2 * MR_SHA256_BYTES + 1])
 {
-    static const char digits[] = "0123456789abcdef";
-    for (int i = 0; i < MR_SHA256_BYTES; i++) {
-        out[2 * i] = digits[digest[i] >> 4];
-        out[2 * i + 1] = digits[digest[i] & 15];
-    }
-    out[2 * MR_SHA256_BYTES] = '\0';
+    mr_digits_hex_write(digest, MR_SHA256_BYTES, out);
 }
 
 void mr_hmac_sha256(const void *key, size_t key_bytes, const void *data, size_t bytes,

@@ -28,8 +28,7 @@ int main(int argc, char **argv)
     }
     llama_log_set(quiet, NULL);
     llama_backend_init();
-    struct llama_model *model =
-        llama_model_load_from_file(argv[1], llama_model_default_params());
+    struct llama_model *model = llama_model_load_from_file(argv[1], llama_model_default_params());
     struct llama_context_params params = llama_context_default_params();
     params.n_ctx = (uint32_t)atoi(argv[2]);
     params.n_threads = params.n_threads_batch = atoi(argv[3]);

@@ -88,6 +88,7 @@ static uint32_t take_block(mr_block_pool *pool)
         pool->refs[block] = 1;
         return block;
     }
+    mr_prefix_index_expect_removals(pool->index);
     const uint32_t block = mr_prefix_index_oldest(pool->index);
     pool->refs[block] = 1;
     if (pool->on_evict != NULL) {
@@ -131,6 +132,15 @@ void mr_block_pool_unref(mr_block_pool *pool, uint32_t block)
         mr_prefix_index_idle(pool->index, block);
     } else {
         pool->free[pool->n_free++] = block;
+    }
+}
+
+void mr_block_pool_expect_unref(const mr_block_pool *pool, uint32_t block)
+{
+    MR_CHECK(block < pool->n_blocks);
+    __builtin_prefetch(&pool->refs[block], 1);
+    if (pool->index != NULL) {
+        mr_prefix_index_expect_idle(pool->index, block);
     }
 }
 

@@ -54,6 +54,8 @@ void mr_block_pool_on_evict(mr_block_pool *pool, mr_block_evict_fn fn, void *ctx
 MR_MUST_USE mr_status mr_block_pool_alloc(mr_block_pool *pool, uint32_t count, uint32_t *blocks);
 void mr_block_pool_ref(mr_block_pool *pool, uint32_t block);
 void mr_block_pool_unref(mr_block_pool *pool, uint32_t block);
+/* A hint: this live block is to be unreferenced soon. */
+void mr_block_pool_expect_unref(const mr_block_pool *pool, uint32_t block);
 /* A reference to a registered block, cached or live. */
 void mr_block_pool_reuse(mr_block_pool *pool, uint32_t block);
 /* Makes the index forget a registered block: it is free at its last unref, or now. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/metadata_store.h"
 
-#include <stddef.h>
-#include <sys/random.h>
+#include "base/random.h"
 
 void mr_metadata_store_destroy(mr_metadata_store *store)
 {
@@ -43,8 +42,5 @@ void mr_metadata_store_stats(mr_metadata_store *store, mr_store_stats *out)
 
 mr_status mr_store_draw_epoch(uint64_t *out, mr_error *err)
 {
-    if (getrandom(out, sizeof(*out), 0) != (ssize_t)sizeof(*out)) {
-        return mr_fail(err, MR_INTERNAL, "the system gave no random bytes");
-    }
-    return MR_OK;
+    return mr_random_fill(out, sizeof(*out), "a replica's epoch", err);
 }

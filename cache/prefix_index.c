@@ -2,34 +2,26 @@
 #include "cache/prefix_index.h"
 
 #include "base/checked.h"
+#include "cache/idle_order.h"
 #include "kernels/batch.h"
 
 #include <stdlib.h>
 #include <string.h>
 
+/* A line of the processor's cache: they lie apart, and fetching them is most of the work. */
 typedef struct entry {
-    mr_block_hash hash;
+    _Alignas(64) mr_block_hash hash;
     uint64_t serial;        /* of the registration; 0: not registered */
     uint64_t parent_serial; /* of the parent's, 0: none; another one by now: the parent is gone */
-    uint64_t idle_since;    /* tick */
     uint32_t parent;        /* block */
     uint32_t n_children;
-    uint32_t place; /* in the heap, from 1 on; 0: busy */
 } entry;
 
-/* Of the heap. Keys stand beside the blocks, so that sifting reads no entries, which lie apart. */
-typedef struct heap_node {
-    uint64_t key; /* lowest goes first */
-    uint32_t block;
-} heap_node;
+/* How many removals ahead a bucket is fetched; less than MR_IDLE_AHEAD. */
+#define NEAR 4u
 
-/* A node's children share a line of the cache, more or less. */
-#define HEAP_ARITY 4u
-
-/* Added to the keys of those that have children. */
-#define INNER (UINT64_C(1) << 63)
-
-/* Of the map. The beginning of the hash stands beside the block for the same reason. */
+/* Of the map. The beginning of the hash stands beside the block, so that passing one by reads no
+ * entry. */
 typedef struct bucket {
     uint32_t block; /* MR_NULL_BLOCK: free */
     uint32_t tag;
@@ -38,13 +30,12 @@ typedef struct bucket {
 struct mr_prefix_index {
     uint32_t n_blocks;
     uint32_t block_size;
-    uint32_t mask;      /* buckets − 1 */
-    uint32_t n_idle;    /* of the heap */
-    uint32_t n_known;   /* registered */
-    entry *entries;     /* [n_blocks] */
-    uint32_t *tokens;   /* [n_blocks][block_size] */
-    bucket *buckets;    /* [mask + 1] blocks by hash, linear probing */
-    heap_node *heap;    /* [n_blocks] idle blocks, who goes first on top */
+    uint32_t mask;    /* buckets − 1 */
+    uint32_t n_known; /* registered */
+    entry *entries;   /* [n_blocks] */
+    uint32_t *tokens; /* [n_blocks][block_size] */
+    bucket *buckets;  /* [mask + 1] blocks by hash, linear probing */
+    mr_idle_order idle;
     uint32_t *children; /* [n_blocks] scratch of check() */
     uint64_t serial;
     uint64_t tick;
@@ -71,13 +62,13 @@ mr_status mr_prefix_index_create(uint32_t n_blocks, uint32_t block_size, mr_pref
     index->n_blocks = n_blocks;
     index->block_size = block_size;
     index->mask = buckets - 1;
-    index->entries = mr_calloc(n_blocks, sizeof(*index->entries));
-    index->tokens = mr_calloc((size_t)n_blocks * block_size, sizeof(*index->tokens));
+    index->entries = mr_alloc_aligned(n_blocks * sizeof(*index->entries));
+    index->tokens = mr_alloc_aligned((size_t)n_blocks * block_size * sizeof(*index->tokens));
     index->buckets = mr_calloc(buckets, sizeof(*index->buckets));
-    index->heap = mr_calloc(n_blocks, sizeof(*index->heap));
     index->children = mr_calloc(n_blocks, sizeof(*index->children));
-    if (index->entries == NULL || index->tokens == NULL || index->buckets == NULL ||
-        index->heap == NULL || index->children == NULL) {
+    const mr_status status = mr_idle_order_init(&index->idle, n_blocks);
+    if (status != MR_OK || index->entries == NULL || index->tokens == NULL ||
+        index->buckets == NULL || index->children == NULL) {
         mr_prefix_index_destroy(index);
         return MR_RESOURCE_EXHAUSTED;
     }
@@ -96,7 +87,7 @@ void mr_prefix_index_destroy(mr_prefix_index *index)
     free(index->entries);
     free(index->tokens);
     free(index->buckets);
-    free(index->heap);
+    mr_idle_order_deinit(&index->idle);
     free(index->children);
     free(index);
 }
@@ -200,9 +191,21 @@ uint32_t mr_prefix_index_find(const mr_prefix_index *index, const mr_block_hash 
                : MR_NULL_BLOCK;
 }
 
-bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash)
+/* Looks at the block where the hash is likely to be first: its entry is needed anyway. */
+static uint32_t find_from(const mr_prefix_index *index, const mr_block_hash *hash, uint32_t likely)
 {
-    return index->buckets[bucket_of(index, hash)].block != MR_NULL_BLOCK;
+    const entry *e = &index->entries[likely];
+    if (e->serial != 0 && memcmp(&e->hash, hash, sizeof(*hash)) == 0) {
+        return likely;
+    }
+    return index->buckets[bucket_of(index, hash)].block;
+}
+
+bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash,
+                              uint32_t likely)
+{
+    MR_CHECK(likely < index->n_blocks);
+    return find_from(index, hash, likely) != MR_NULL_BLOCK;
 }
 
 bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block)
@@ -211,90 +214,24 @@ bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block)
     return index->entries[block].serial != 0;
 }
 
-/* ---- the heap of idle blocks ---- */
-
-static uint64_t key_of(const entry *e)
-{
-    return e->n_children > 0 ? e->idle_since | INNER : e->idle_since;
-}
-
-static void put_at(mr_prefix_index *index, uint32_t at, heap_node node)
-{
-    index->heap[at] = node;
-    index->entries[node.block].place = at + 1;
-}
-
-static void sift_up(mr_prefix_index *index, uint32_t at, heap_node node)
-{
-    while (at > 0 && node.key < index->heap[(at - 1) / HEAP_ARITY].key) {
-        put_at(index, at, index->heap[(at - 1) / HEAP_ARITY]);
-        at = (at - 1) / HEAP_ARITY;
-    }
-    put_at(index, at, node);
-}
-
-static void sift_down(mr_prefix_index *index, uint32_t at, heap_node node)
-{
-    for (;;) {
-        const uint32_t first = HEAP_ARITY * at + 1;
-        const uint32_t end = mr_min_u32(first + HEAP_ARITY, index->n_idle);
-        uint32_t least = first;
-        for (uint32_t child = first + 1; child < end; child++) {
-            least = index->heap[child].key < index->heap[least].key ? child : least;
-        }
-        if (first >= end || index->heap[least].key >= node.key) {
-            break;
-        }
-        put_at(index, at, index->heap[least]);
-        at = least;
-    }
-    put_at(index, at, node);
-}
-
-/* Puts a block where it belongs, from a place that was another's or its own under another key. */
-static void settle(mr_prefix_index *index, uint32_t at, heap_node node)
-{
-    if (at > 0 && node.key < index->heap[(at - 1) / HEAP_ARITY].key) {
-        sift_up(index, at, node);
-    } else {
-        sift_down(index, at, node);
-    }
-}
-
-/* After the order of a block may have changed; a busy one is in no order. */
-static void reorder(mr_prefix_index *index, uint32_t block)
-{
-    const entry *e = &index->entries[block];
-    if (e->place != 0 && index->heap[e->place - 1].key != key_of(e)) {
-        settle(index, e->place - 1, (heap_node){key_of(e), block});
-    }
-}
+/* ---- idle blocks ---- */
 
 void mr_prefix_index_idle(mr_prefix_index *index, uint32_t block)
 {
-    entry *e = &index->entries[block];
-    MR_CHECK(e->serial != 0 && e->place == 0);
-    e->idle_since = ++index->tick;
-    index->n_idle++;
-    sift_up(index, index->n_idle - 1, (heap_node){key_of(e), block});
+    const entry *e = &index->entries[block];
+    MR_CHECK(e->serial != 0);
+    mr_idle_order_add(&index->idle, block, e->n_children > 0);
 }
 
 void mr_prefix_index_busy(mr_prefix_index *index, uint32_t block)
 {
-    entry *e = &index->entries[block];
-    MR_CHECK(e->serial != 0 && e->place != 0);
-    const uint32_t at = e->place - 1;
-    const heap_node last = index->heap[--index->n_idle];
-    e->place = 0;
-    if (last.block != block) {
-        settle(index, at, last);
-    }
+    MR_CHECK(index->entries[block].serial != 0);
+    mr_idle_order_remove(&index->idle, block);
 }
 
 uint32_t mr_prefix_index_oldest(const mr_prefix_index *index)
 {
-    MR_CHECK(index->n_idle > 0);
-    return index->heap[0].block;
+    return mr_idle_order_first(&index->idle);
 }
 
 const mr_block_hash *mr_prefix_index_hash(const mr_prefix_index *index, uint32_t block)
@@ -311,7 +248,7 @@ const uint32_t *mr_prefix_index_tokens(const mr_prefix_index *index, uint32_t bl
 
 uint32_t mr_prefix_index_idle_count(const mr_prefix_index *index)
 {
-    return index->n_idle;
+    return mr_idle_order_count(&index->idle);
 }
 
 uint32_t mr_prefix_index_count(const mr_prefix_index *index)
@@ -329,16 +266,6 @@ static uint32_t parent_of(const mr_prefix_index *index, const entry *e)
     return there ? e->parent : MR_NULL_BLOCK;
 }
 
-/* Mostly the block before it, which saves looking it up. */
-static uint32_t find_parent(const mr_prefix_index *index, const mr_prefix_entry *wanted)
-{
-    const entry *likely = &index->entries[wanted->before];
-    if (likely->serial != 0 && memcmp(&likely->hash, wanted->parent, sizeof(likely->hash)) == 0) {
-        return wanted->before;
-    }
-    return index->buckets[bucket_of(index, wanted->parent)].block;
-}
-
 void mr_prefix_index_expect(const mr_prefix_index *index, const mr_block_hash *hash, uint32_t block)
 {
     MR_CHECK(block < index->n_blocks);
@@ -347,14 +274,37 @@ void mr_prefix_index_expect(const mr_prefix_index *index, const mr_block_hash *h
     __builtin_prefetch(index->tokens + (size_t)block * index->block_size, 1);
 }
 
+void mr_prefix_index_expect_idle(const mr_prefix_index *index, uint32_t block)
+{
+    MR_CHECK(block < index->n_blocks);
+    __builtin_prefetch(&index->entries[block], 1);
+    mr_idle_order_expect(&index->idle, block);
+}
+
+/* Once a chain's end is gone, the rest of it goes in the order of the list. The places and entries
+ * of those up to NEAR were asked for when blocks before them went. */
+void mr_prefix_index_expect_removals(const mr_prefix_index *index)
+{
+    const mr_idle_order *idle = &index->idle;
+    uint32_t block = mr_idle_order_next_listed(idle, MR_NULL_BLOCK);
+    const uint32_t later = mr_idle_order_later_listed(idle, block);
+    __builtin_prefetch(&index->entries[later], 1);
+    mr_idle_order_expect(idle, later);
+    for (uint32_t i = 0; i < NEAR && block != MR_NULL_BLOCK; i++) {
+        block = mr_idle_order_next_listed(idle, block);
+    }
+    __builtin_prefetch(&index->buckets[tag_of(&index->entries[block].hash) & index->mask], 1);
+}
+
 bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *wanted)
 {
-    MR_CHECK(wanted->block != MR_NULL_BLOCK && wanted->block < index->n_blocks);
+    MR_CHECK(wanted->block != MR_NULL_BLOCK && wanted->block < index->n_blocks &&
+             wanted->before < index->n_blocks);
     entry *e = &index->entries[wanted->block];
     MR_CHECK(e->serial == 0);
     uint32_t parent = MR_NULL_BLOCK;
     if (wanted->parent != NULL) {
-        parent = find_parent(index, wanted);
+        parent = find_from(index, wanted->parent, wanted->before);
         if (parent == MR_NULL_BLOCK) {
             return false;
         }
@@ -370,7 +320,7 @@ bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *wanted)
     if (parent != MR_NULL_BLOCK) {
         e->parent_serial = index->entries[parent].serial;
         index->entries[parent].n_children++;
-        reorder(index, parent);
+        mr_idle_order_update(&index->idle, parent, true);
     }
     index->n_known++;
     tell(index, MR_PREFIX_ADDED, &e->hash);
@@ -381,22 +331,19 @@ void mr_prefix_index_remove(mr_prefix_index *index, uint32_t block)
 {
     MR_CHECK(mr_prefix_index_has_block(index, block));
     entry *e = &index->entries[block];
-    if (e->place != 0) {
-        mr_prefix_index_busy(index, block);
+    if (mr_idle_order_has(&index->idle, block)) {
+        mr_idle_order_remove(&index->idle, block);
     }
     const uint32_t parent = parent_of(index, e);
     if (parent != MR_NULL_BLOCK) {
-        index->entries[parent].n_children--;
-        reorder(index, parent);
+        entry *above = &index->entries[parent];
+        above->n_children--;
+        mr_idle_order_update(&index->idle, parent, above->n_children > 0);
     }
     empty_bucket(index, bucket_of(index, &e->hash));
     tell(index, MR_PREFIX_REMOVED, &e->hash);
     e->serial = 0;
     index->n_known--;
-    if (index->n_idle > 0) { /* blocks are taken many at a time: mostly this one is next */
-        const uint32_t next = index->heap[0].block;
-        mr_prefix_index_expect(index, &index->entries[next].hash, next);
-    }
 }
 
 void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation)
@@ -404,9 +351,8 @@ void mr_prefix_index_renew(mr_prefix_index *index, uint32_t generation)
     memset(index->buckets, 0, ((size_t)index->mask + 1) * sizeof(*index->buckets));
     for (uint32_t block = 1; block < index->n_blocks; block++) {
         index->entries[block].serial = 0;
-        index->entries[block].place = 0;
     }
-    index->n_idle = 0;
+    mr_idle_order_clear(&index->idle);
     index->n_known = 0;
     index->epoch++;
     index->generation = generation;
@@ -425,20 +371,6 @@ uint32_t mr_prefix_index_generation(const mr_prefix_index *index)
 
 /* ---- the invariant ---- */
 
-static bool check_heap(const mr_prefix_index *index)
-{
-    for (uint32_t i = 0; i < index->n_idle; i++) {
-        const uint32_t block = index->heap[i].block;
-        if (block == MR_NULL_BLOCK || block >= index->n_blocks ||
-            index->entries[block].serial == 0 || index->entries[block].place != i + 1 ||
-            index->heap[i].key != key_of(&index->entries[block]) ||
-            (i > 0 && index->heap[(i - 1) / HEAP_ARITY].key >= index->heap[i].key)) {
-            return false;
-        }
-    }
-    return true;
-}
-
 bool mr_prefix_index_check(const mr_prefix_index *index)
 {
     uint32_t in_buckets = 0;
@@ -447,12 +379,12 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
     }
     memset(index->children, 0, index->n_blocks * sizeof(*index->children));
     uint32_t registered = 0;
-    uint32_t idle = 0;
+    uint32_t idle = 0; /* of the registered ones, so that no other is */
     for (uint32_t block = 1; block < index->n_blocks; block++) {
         const entry *e = &index->entries[block];
         if (e->serial != 0) {
             registered++;
-            idle += e->place != 0;
+            idle += mr_idle_order_has(&index->idle, block);
             index->children[parent_of(index, e)]++;
             if (index->buckets[bucket_of(index, &e->hash)].block != block) {
                 return false;
@@ -465,6 +397,6 @@ bool mr_prefix_index_check(const mr_prefix_index *index)
             return false;
         }
     }
-    return registered == in_buckets && registered == index->n_known && idle == index->n_idle &&
-           check_heap(index);
+    return registered == in_buckets && registered == index->n_known &&
+           idle == mr_idle_order_count(&index->idle) && mr_idle_order_check(&index->idle);
 }

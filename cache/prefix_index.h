@@ -68,13 +68,19 @@ typedef struct mr_prefix_entry {
     uint32_t before;             /* where the parent is likely to be; MR_NULL_BLOCK: no idea */
 } mr_prefix_entry;
 
-/* Says that a block will be registered under this hash soon: its memory is fetched meanwhile. */
+/* Hints: what follows is mostly waiting for memory, which is fetched meanwhile. A block will be
+ * registered under this hash soon, or become idle; or one is removed, and others of its chain are
+ * next. */
 void mr_prefix_index_expect(const mr_prefix_index *index, const mr_block_hash *hash,
                             uint32_t block);
+void mr_prefix_index_expect_idle(const mr_prefix_index *index, uint32_t block);
+void mr_prefix_index_expect_removals(const mr_prefix_index *index);
 /* Registers a block. False, and nothing done, when the hash is there already (under a twin, or one
  * that collides), or its parent is not, so that nobody would find it. */
 bool mr_prefix_index_add(mr_prefix_index *index, const mr_prefix_entry *entry);
-bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash);
+/* Whether a block is registered under this hash: the likely one, or another. */
+bool mr_prefix_index_has_hash(const mr_prefix_index *index, const mr_block_hash *hash,
+                              uint32_t likely);
 bool mr_prefix_index_has_block(const mr_prefix_index *index, uint32_t block);
 
 /* The pool's side. A registered block lost its last reference, or has one again. */

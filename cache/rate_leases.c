@@ -42,27 +42,62 @@ static bool send_background(mr_redis_link *link, mr_redis_command *command, mr_s
     return false;
 }
 
-static bool send_release(mr_redis_link *link, const char *tenant, const char *lease)
+/* Ends a lease. */
+typedef struct release_command {
+    mr_redis_command command; /* first */
+    mr_rate_limiter *limiter;
+    mr_old_lease lease;
+} release_command;
+
+/* With the mutex. */
+static void keep_old(mr_rate_limiter *limiter, const mr_old_lease *lease)
+{
+    if (limiter->n_old < MR_RATE_MAX_OLD_LEASES) {
+        limiter->old_leases[limiter->n_old++] = *lease;
+    }
+}
+
+/* The link's thread. A lease is never used again, so that it may be ended twice. */
+static void on_release_done(mr_redis_command *command, mr_status status)
+{
+    release_command *release = (release_command *)command;
+    if (status != MR_OK) {
+        pthread_mutex_lock(&release->limiter->mutex);
+        keep_old(release->limiter, &release->lease);
+        pthread_mutex_unlock(&release->limiter->mutex);
+    }
+    free_background(command, status);
+}
+
+/* False: nothing was sent. */
+static bool send_release(mr_rate_limiter *limiter, const mr_old_lease *lease)
 {
     char key[MR_TENANT_KEY_BYTES];
-    mr_redis_tenant_key(tenant, key);
-    mr_redis_command *command = new_background();
-    return command != NULL &&
-           send_background(link, command, mr_redis_limits_release(command, key, lease));
+    mr_redis_tenant_key(lease->tenant, key);
+    release_command *release = mr_calloc(1, sizeof(*release));
+    if (release == NULL) {
+        return false;
+    }
+    *release = (release_command){
+        .command = {.timeout_ns = BACKGROUND_NS, .on_done = on_release_done},
+        .limiter = limiter,
+        .lease = *lease,
+    };
+    return send_background(limiter->options.link, &release->command,
+                           mr_redis_limits_release(&release->command, key, lease->lease));
 }
 
 void mr_rate_release_lease(const mr_rate_ticket *ticket)
 {
     mr_rate_limiter *limiter = ticket->limiter;
-    if (send_release(limiter->options.link, ticket->tenant, ticket->lease)) {
+    mr_old_lease lease;
+    memcpy(lease.tenant, ticket->tenant, sizeof(lease.tenant));
+    memcpy(lease.lease, ticket->lease, sizeof(lease.lease));
+    if (send_release(limiter, &lease)) {
         return;
     }
     pthread_mutex_lock(&limiter->mutex);
-    if (limiter->n_old < MR_RATE_MAX_OLD_LEASES) {
-        mr_old_lease *old = &limiter->old_leases[limiter->n_old++];
-        memcpy(old->tenant, ticket->tenant, sizeof(old->tenant));
-        memcpy(old->lease, ticket->lease, sizeof(old->lease));
-    }
+    keep_old(limiter, &lease);
     pthread_mutex_unlock(&limiter->mutex);
 }
 
@@ -70,8 +105,7 @@ static void release_old_leases(mr_rate_limiter *limiter)
 {
     pthread_mutex_lock(&limiter->mutex);
     while (limiter->n_old > 0) {
-        const mr_old_lease *old = &limiter->old_leases[limiter->n_old - 1];
-        if (!send_release(limiter->options.link, old->tenant, old->lease)) {
+        if (!send_release(limiter, &limiter->old_leases[limiter->n_old - 1])) {
             break;
         }
         limiter->n_old--;

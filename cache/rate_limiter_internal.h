@@ -42,8 +42,8 @@ struct mr_rate_limiter {
 /* A lease is kept in Redis also for what was granted without it: it counts once Redis is back. */
 bool mr_rate_leases_in_redis(const mr_rate_ticket *ticket);
 
-/* These do not wait, and need the mutex to be free. Where Redis does not take it now, the lease is
- * ended once Redis is back; a refund is lost. */
+/* These do not wait, and need the mutex to be free. Where Redis does not take it now, or does not
+ * say that it has, the lease is ended once Redis is back; a refund is lost. */
 void mr_rate_release_lease(const mr_rate_ticket *ticket);
 void mr_rate_refund_tokens(const mr_rate_ticket *ticket, uint64_t tokens);
 

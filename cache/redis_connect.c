@@ -5,7 +5,6 @@
 #include <hiredis.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <string.h>
 
 #define TIMEOUT_S 1
 

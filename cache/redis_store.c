@@ -2,6 +2,7 @@
 #include "cache/redis_store.h"
 
 #include "base/checked.h"
+#include "base/digits.h"
 #include "cache/redis_store_internal.h"
 
 #include <pthread.h>
@@ -112,10 +113,7 @@ mr_store_key mr_redis_store_claim_key(const uint8_t *hash)
     static const char prefix[] = "millrace:1:px:";
     mr_store_key key;
     memcpy(key.text, prefix, sizeof(prefix));
-    char *at = key.text + sizeof(prefix) - 1;
-    for (size_t i = 0; i < KEY_BYTES; i++) {
-        at += snprintf(at, 3, "%02x", hash[i]);
-    }
+    mr_digits_hex_write(hash, KEY_BYTES, key.text + sizeof(prefix) - 1);
     return key;
 }
 

@@ -2,9 +2,10 @@
 /*
  * The metadata store that replicas share through Redis.
  *
- *   millrace:1:replica:<id>   hash {epoch, addr, numerics, state}, 15 s to live, refreshed every 5
- * s millrace:1:px:<hex>       hash {replica id: epoch}, 600 s to live; <hex>: the first 16 bytes of
- *                             the block's hash
+ *   millrace:1:replica:<id>  hash {epoch, addr, numerics, state}, lives 15 s, refreshed every 5 s
+ *
+ *   millrace:1:px:<hex>      hash {replica id: epoch}, lives 600 s; <hex>: the first 16 bytes of
+ *                            the block's hash
  *
  * An epoch is 16 hexadecimal digits. Claims wait in a ring of fixed size, and go out in pipelined
  * batches on the link's thread, behind the record that makes them count.

@@ -1,14 +1,13 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/checked.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "cache/redis_connect.h"
 #include "cache/redis_link_internal.h"
 
-#include <errno.h>
 #include <hiredis.h>
 #include <poll.h>
 #include <string.h>
-#include <sys/random.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -128,7 +127,7 @@ static void fail_all(mr_redis_link *link)
 static uint64_t with_jitter(uint64_t base_ns)
 {
     uint32_t random = 0;
-    if (getrandom(&random, sizeof(random), 0) != (ssize_t)sizeof(random)) {
+    if (mr_random_fill(&random, sizeof(random), "jitter", NULL) != MR_OK) {
         return base_ns;
     }
     return base_ns / 2 + (uint64_t)((double)base_ns * random / UINT32_MAX);

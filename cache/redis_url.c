@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "cache/redis_url.h"
 
-#include <ctype.h>
+#include "base/digits.h"
+
 #include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
@@ -21,15 +22,6 @@ static span span_of(const char *at, size_t length)
     return (span){.at = at, .length = length};
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    const int lower = tolower((unsigned char)c);
-    return lower >= 'a' && lower <= 'f' ? lower - 'a' + 10 : -1;
-}
-
 /* Percent-decodes into `out`; `what` names the part in errors. */
 static mr_status decode(span part, const char *what, char *out, size_t bytes, mr_error *err)
 {
@@ -37,8 +29,8 @@ static mr_status decode(span part, const char *what, char *out, size_t bytes, mr
     for (size_t i = 0; i < part.length; i++) {
         unsigned char c = (unsigned char)part.at[i];
         if (c == '%') {
-            const int high = i + 2 < part.length ? hex_digit(part.at[i + 1]) : -1;
-            const int low = high >= 0 ? hex_digit(part.at[i + 2]) : -1;
+            const int high = i + 2 < part.length ? mr_digits_hex_value(part.at[i + 1]) : -1;
+            const int low = high >= 0 ? mr_digits_hex_value(part.at[i + 2]) : -1;
             if (low < 0) {
                 return mr_fail(err, MR_INVALID_ARGUMENT,
                                "the %s has a %% that no two hexadecimal digits follow: write a "
@@ -64,18 +56,12 @@ static mr_status decode(span part, const char *what, char *out, size_t bytes, mr
 /* Digits only, at most `high`. */
 static bool parse_number(span part, uint32_t high, uint32_t *out)
 {
-    uint32_t value = 0;
-    if (part.length == 0 || part.length > 6) {
+    uint64_t value = 0;
+    if (!mr_digits_u64(part.at, part.length, &value) || value > high) {
         return false;
     }
-    for (size_t i = 0; i < part.length; i++) {
-        if (!isdigit((unsigned char)part.at[i])) {
-            return false;
-        }
-        value = value * 10 + (uint32_t)(part.at[i] - '0');
-    }
-    *out = value;
-    return value <= high;
+    *out = (uint32_t)value;
+    return true;
 }
 
 static mr_status parse_db(span part, mr_redis_url *out, mr_error *err)

@@ -114,6 +114,12 @@ typedef struct mr_backend_vtable {
      * `bytes` (at least 1) and multiplying bytes can reach. RESOURCE_EXHAUSTED: no such buffer. */
     mr_status (*ceilings)(mr_backend *backend, uint64_t bytes, mr_ceilings *out, mr_error *err);
 
+    /* Bytes that the KV cache of an executor of `options` (its n_blocks is not read) could have
+     * once the weights are there. NULL where compile() takes memory as it comes: a CPU. Errors as
+     * compile(). */
+    mr_status (*kv_room)(const mr_backend *backend, const mr_plan *plan,
+                         const mr_exec_options *options, uint64_t *bytes, mr_error *err);
+
     /* Everything made from the backend must be gone before. */
     void (*destroy)(mr_backend *backend);
 } mr_backend_vtable;

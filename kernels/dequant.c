@@ -2,6 +2,7 @@
 #include "kernels/dtype.h"
 #include "kernels/float_bits.h"
 #include "kernels/quant_block.h"
+#include "kernels/weight_codes.h"
 
 static void dequantize_f16(const uint8_t *restrict src, float *restrict dst, uint64_t elements)
 {
@@ -52,6 +53,11 @@ void mr_dequantize(mr_dtype dtype, const void *src, float *dst, uint64_t element
         break;
     case MR_DTYPE_BF16:
         dequantize_bf16(src, dst, elements);
+        break;
+    case MR_DTYPE_CODES4:
+    case MR_DTYPE_CODES8:
+    case MR_DTYPE_CODES_F8:
+        mr_dequantize_codes(dtype, src, dst, elements);
         break;
     default:
         dequantize_blocks(dtype, src, dst, elements);

@@ -28,12 +28,21 @@ static const mr_dtype_info dtypes[MR_DTYPE_STORED_COUNT] = {
     [MR_DTYPE_I32] = {"I32", 1, 4},
     [MR_DTYPE_I64] = {"I64", 1, 8},
     [MR_DTYPE_F64] = {"F64", 1, 8},
+    [MR_DTYPE_CODES4] = {"INT4", 32, 21},
+    [MR_DTYPE_CODES8] = {"INT8", 32, 37},
+    [MR_DTYPE_CODES_F8] = {"FP8", 32, 36},
 };
 
 const mr_dtype_info *mr_dtype_info_get(mr_dtype dtype)
 {
     MR_CHECK((unsigned)dtype < MR_DTYPE_STORED_COUNT);
     return &dtypes[dtype];
+}
+
+bool mr_dtype_is_weight(mr_dtype dtype)
+{
+    return (unsigned)dtype < MR_DTYPE_COUNT || dtype == MR_DTYPE_CODES4 ||
+           dtype == MR_DTYPE_CODES8 || dtype == MR_DTYPE_CODES_F8;
 }
 
 bool mr_dtype_row_bytes(mr_dtype dtype, uint64_t elements, uint64_t *out)

@@ -28,7 +28,7 @@ typedef enum mr_dtype {
     MR_DTYPE_Q6_K,
     MR_DTYPE_IQ4_NL,
     MR_DTYPE_IQ4_XS,
-    MR_DTYPE_COUNT, /* above: what a weight may be made of */
+    MR_DTYPE_COUNT, /* above: what a weight may be made of that is one tensor of a file */
     /* Tensors of files that are no weights by themselves: codes, indices, and the like. */
     MR_DTYPE_F8_E4M3 = MR_DTYPE_COUNT,
     MR_DTYPE_I8, /* also of the KV cache: kv_layout.h */
@@ -38,6 +38,11 @@ typedef enum mr_dtype {
     MR_DTYPE_I32,
     MR_DTYPE_I64,
     MR_DTYPE_F64,
+    /* Never in a file: rows of weights whose codes and scales are in several tensors, as backends
+     * get them (weight_codes.h). */
+    MR_DTYPE_CODES4,
+    MR_DTYPE_CODES8,
+    MR_DTYPE_CODES_F8,
     MR_DTYPE_STORED_COUNT,
 } mr_dtype;
 
@@ -57,7 +62,10 @@ const mr_dtype_info *mr_dtype_info_get(mr_dtype dtype);
 /* Bytes of a row of `elements`; false if they are not a whole number of blocks or overflow. */
 bool mr_dtype_row_bytes(mr_dtype dtype, uint64_t elements, uint64_t *out);
 
-/* Dequantises `elements` (a multiple of the block) of a weight's type, below MR_DTYPE_COUNT, in
+/* Whether plans may have weights of the type: those below MR_DTYPE_COUNT and the CODES types. */
+bool mr_dtype_is_weight(mr_dtype dtype);
+
+/* Dequantises `elements` (a multiple of the block) of a weight's type in
  * float32: the reference that every kernel is held to. An infinite or NaN scale gives what IEEE 754
  * says. `src` needs no alignment. */
 void mr_dequantize(mr_dtype dtype, const void *src, float *dst, uint64_t elements);

@@ -29,6 +29,9 @@ void mr_plan_destroy(mr_plan *plan)
         free((void *)(uintptr_t)plan->ropes[i].inv_freq);
         free((void *)(uintptr_t)plan->ropes[i].long_inv_freq);
     }
+    for (uint32_t i = 0; i < plan->n_weights; i++) {
+        free((void *)(uintptr_t)plan->weights[i].codes);
+    }
     free(plan->buffers);
     free(plan->weights);
     free(plan->ops);
@@ -77,6 +80,46 @@ mr_status mr_plan_add_weight(mr_plan *plan, const mr_plan_weight *weight, mr_wei
     plan->weights[plan->n_weights] = *weight;
     *id = (mr_weight_id)plan->n_weights++;
     return MR_OK;
+}
+
+mr_status mr_plan_add_codes(mr_plan *plan, const mr_plan_weight *weight,
+                            const mr_weight_codes *codes, mr_weight_id *id)
+{
+    uint64_t row_bytes = 0;
+    mr_plan_weight own = *weight;
+    own.dtype = mr_weight_codes_dtype(codes, weight->k);
+    MR_CHECK(mr_dtype_row_bytes(own.dtype, own.k, &row_bytes));
+    if (!mr_mul_u64(row_bytes, own.n, &own.bytes)) {
+        return MR_INVALID_ARGUMENT;
+    }
+    mr_weight_codes *copy = mr_calloc(1, sizeof(*copy));
+    if (copy == NULL) {
+        return MR_RESOURCE_EXHAUSTED;
+    }
+    *copy = *codes;
+    own.codes = copy;
+    const mr_status status = mr_plan_add_weight(plan, &own, id);
+    if (status != MR_OK) {
+        free(copy);
+    }
+    return status;
+}
+
+void mr_plan_release(const mr_plan *plan, const mr_plan_weight *weight)
+{
+    if (plan->release == NULL || weight->random) {
+        return;
+    }
+    const mr_weight_codes *codes = weight->codes;
+    if (codes == NULL) {
+        plan->release(plan->release_ctx, weight->data, weight->bytes);
+        return;
+    }
+    plan->release(plan->release_ctx, codes->codes.data, codes->codes.bytes);
+    plan->release(plan->release_ctx, codes->scales, codes->scale_bytes);
+    if (codes->zeros.data != NULL) {
+        plan->release(plan->release_ctx, codes->zeros.data, codes->zeros.bytes);
+    }
 }
 
 /* NULL for NULL, and when memory is short. */

@@ -19,6 +19,7 @@
 
 #include "base/status.h"
 #include "kernels/dtype.h"
+#include "kernels/weight_codes.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -55,6 +56,10 @@ typedef struct mr_plan_weight {
     uint32_t n;       /* rows: outputs (1 for a vector) */
     uint32_t k;       /* columns: inputs */
     const void *data; /* [n][k] in `dtype`, borrowed from the model until upload() returns */
+    /* There is no data, but arrays that rows are made of as they are needed
+     * (mr_weight_codes_fill), of type mr_weight_codes_dtype(). Owned by the plan; the arrays are
+     * borrowed as data is. */
+    const mr_weight_codes *codes;
     uint64_t bytes;
     mr_shard shard;
     uint32_t shard_unit; /* rows or columns that stay together (head width, quantisation group) */
@@ -237,7 +242,7 @@ typedef struct mr_plan {
     mr_plan_kv kv;
     uint32_t vocab_size; /* V */
     /* upload() calls it when it has read all of a weight's data, from any of its threads; NULL:
-     * nobody wants to know. */
+     * nobody wants to know. Of a weight with codes through mr_plan_release(). */
     void (*release)(const void *ctx, const void *data, uint64_t bytes);
     const void *release_ctx;
     uint32_t capacity_buffers, capacity_weights, capacity_ops, capacity_ropes;
@@ -253,9 +258,15 @@ MR_MUST_USE mr_status mr_plan_add_weight(mr_plan *plan, const mr_plan_weight *we
                                          mr_weight_id *id);
 MR_MUST_USE mr_status mr_plan_add_rope(mr_plan *plan, const mr_plan_rope *rope, uint16_t *id);
 MR_MUST_USE mr_status mr_plan_add_op(mr_plan *plan, const mr_op *op);
+/* The same with a copy of the codes, whatever weight->codes is; dtype and bytes are set. */
+MR_MUST_USE mr_status mr_plan_add_codes(mr_plan *plan, const mr_plan_weight *weight,
+                                        const mr_weight_codes *codes, mr_weight_id *id);
 /* Sets the KV geometry with all layers in group 0. */
 MR_MUST_USE mr_status mr_plan_set_kv(mr_plan *plan, uint32_t layers, uint32_t heads,
                                      uint32_t head_width);
+
+/* Calls plan->release, if there is one, for everything that the weight was read from. */
+void mr_plan_release(const mr_plan *plan, const mr_plan_weight *weight);
 
 /* Checks every index, width and row space of a plan, and that each weight's bytes match its shape;
  * backends call it first and may then rely on it. The message names the op and what is wrong. */

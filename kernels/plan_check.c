@@ -303,12 +303,19 @@ static mr_status check_weight_entry(const mr_plan *plan, uint32_t index, mr_erro
     if (memchr(weight->name, '\0', sizeof(weight->name)) == NULL) {
         return mr_fail(err, MR_INVALID_ARGUMENT, "plan weight %u: its name has no end", index);
     }
-    if ((unsigned)weight->dtype >= MR_DTYPE_COUNT) {
+    if (!mr_dtype_is_weight(weight->dtype)) {
         return mr_fail(err, MR_INVALID_ARGUMENT, "plan weight \"%s\": type %d is none of weights",
                        weight->name, (int)weight->dtype);
     }
     uint64_t bytes = 0;
-    const bool made = weight->random && mr_random_weight_has(weight->dtype);
+    const bool coded = weight->codes != NULL;
+    const bool made = coded || (weight->random && mr_random_weight_has(weight->dtype));
+    if (coded ? mr_weight_codes_dtype(weight->codes, weight->k) != weight->dtype
+              : weight->dtype >= MR_DTYPE_COUNT) {
+        return mr_fail(err, MR_INVALID_ARGUMENT,
+                       "plan weight \"%s\": type %s and its codes do not belong together",
+                       weight->name, mr_dtype_info_get(weight->dtype)->name);
+    }
     if (weight->n == 0 || weight->k == 0 || (weight->data == NULL && !made) ||
         !mr_dtype_row_bytes(weight->dtype, weight->k, &bytes) ||
         !mr_mul_u64(bytes, weight->n, &bytes)) {

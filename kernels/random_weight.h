@@ -7,6 +7,16 @@
  *   has two elements: its low 16 bits element 2 · i, its high 16 bits element 2 · i + 1
  *   16 bits b stand for the normal quantile of ((b mod 2^15) + 1/2) / 2^16 + 1/2, negative if the
  *   top bit is set, times MR_RANDOM_DEVIATION, plus the mean, rounded once to the weight's type
+ *
+ * Weights with codes have no mean. Their element is the code q + zero, q the same normal number
+ * over 3 · MR_RANDOM_DEVIATION / 2^(bits − 1), rounded to the nearest (even) integer, within those
+ * of so many bits; or the F8_E4M3 number nearest to the normal number times 448 over
+ * 5 · MR_RANDOM_DEVIATION. Group g of row n has what the first word w of
+ * Philox(counter = {i low, i high | 2^31, MR_DRAW_WEIGHT, stream}) says, i = n · groups + g:
+ *
+ *   scale  what q was divided by (5 · MR_RANDOM_DEVIATION / 448), times 7/8 + (w mod 256) / 1024,
+ *          rounded to float32 and then to the type of the scales
+ *   zero   2^(bits − 1), if not all are that and bit 8 of w is set less 1
  */
 #ifndef MILLRACE_KERNELS_RANDOM_WEIGHT_H
 #define MILLRACE_KERNELS_RANDOM_WEIGHT_H
@@ -18,18 +28,21 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-/* Whether elements of this type can be made: F32, F16, BF16. */
+/* Whether elements of this type can be made: F32, F16, BF16 and the CODES types. */
 bool mr_random_weight_has(mr_dtype dtype);
 
 /* Quantiles as a table, for whoever makes many elements. Read-only once made. */
 typedef struct mr_random_table mr_random_table;
 
-/* For weights of this type and mean. RESOURCE_EXHAUSTED. */
+/* For weights of this type and mean, F32, F16 or BF16. RESOURCE_EXHAUSTED. */
 MR_MUST_USE mr_status mr_random_table_create(mr_dtype dtype, float mean, mr_random_table **out);
+/* For weights with codes of these bits, or of F8_E4M3. RESOURCE_EXHAUSTED. */
+MR_MUST_USE mr_status mr_random_codes_table_create(const mr_weight_codes *codes,
+                                                   mr_random_table **out);
 void mr_random_table_destroy(mr_random_table *table);
 
 /* Writes elements [first, first + count) of the weight, row after row, to out, which needs no
- * alignment. Any thread. */
+ * alignment. Of weights with codes whole rows, as blocks. Any thread. */
 void mr_random_weight_fill(const mr_random_table *table, const mr_plan_weight *weight,
                            uint64_t first, uint64_t count, void *out);
 

@@ -237,15 +237,14 @@ static cut top_p_cut(mr_sampler *sampler, cut last, float top_p)
     return heap[0];
 }
 
-/* The smallest scaled logit whose probability is at least min_p of the largest, which is at 0. */
-static cut min_p_cut(float min_p)
+float mr_sample_min_p_bound(float min_p)
 {
     const double bound = log((double)min_p);
     float value = (float)bound;
     if ((double)value < bound) {
         value = nextafterf(value, INFINITY);
     }
-    return (cut){.value = value < 0.0f ? value : 0.0f, .id = UINT32_MAX};
+    return value < 0.0f ? value : 0.0f;
 }
 
 static cut filter(mr_sampler *sampler, const mr_row_params *p)
@@ -259,7 +258,7 @@ static cut filter(mr_sampler *sampler, const mr_row_params *p)
         last = top_p_cut(sampler, last, p->top_p);
     }
     if (p->min_p > 0.0f) {
-        const cut at = min_p_cut(p->min_p);
+        const cut at = {.value = mr_sample_min_p_bound(p->min_p), .id = UINT32_MAX};
         last = before(at, last) ? at : last;
     }
     return last;

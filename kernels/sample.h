@@ -35,4 +35,8 @@ typedef struct mr_sample_result {
  * One thread a sampler. */
 void mr_sample(mr_sampler *sampler, const mr_sample_row *row, mr_sample_result *out);
 
+/* The smallest logit, shifted so that the largest is 0, whose probability is at least min_p (above
+ * 0) of the largest. */
+float mr_sample_min_p_bound(float min_p);
+
 #endif

@@ -5,9 +5,10 @@
 #include "model/unicode_form.h"
 
 #include <stdlib.h>
-#include <string.h>
 
 #define NONE UINT32_MAX
+/* Matching may look at this much for every byte of a text. */
+#define MAX_BYTES 512u
 
 static uint64_t edge_key(uint32_t node, uint8_t byte)
 {
@@ -72,7 +73,9 @@ static mr_status insert_all(mr_added_tokens *added, const mr_added_token *items,
             status = mr_text_steps_run(steps, true, &work);
         }
         if (status == MR_OK && work.text.size > 0) {
-            status = insert(added, work.text.data, work.text.size, &items[i]);
+            status = work.text.size <= MAX_BYTES
+                         ? insert(added, work.text.data, work.text.size, &items[i])
+                         : MR_UNIMPLEMENTED;
         }
     }
     mr_text_work_deinit(&work);
@@ -86,6 +89,18 @@ mr_status mr_added_tokens_init(mr_added_tokens *added, const mr_added_token *ite
     const mr_status status = insert_all(added, items, count, normalized, steps);
     if (status != MR_OK) {
         mr_added_tokens_deinit(added);
+        if (status == MR_UNIMPLEMENTED) {
+            return mr_fail(err, status,
+                           "an added token of more than %u bytes is not supported; take it out of "
+                           "added_tokens, or send token ids",
+                           MAX_BYTES);
+        }
+        if (status == MR_INVALID_ARGUMENT) {
+            return mr_fail(err, status,
+                           "the normalizer makes more than %u times as much of an "
+                           "added token; the file is corrupt",
+                           MR_TEXT_GROWTH);
+        }
         return mr_fail(err, status, "no memory for the added tokens");
     }
     return MR_OK;
@@ -154,6 +169,8 @@ static size_t skip_space_before(const mr_added_scope *scope, size_t begin)
 
 static size_t skip_space_behind(const mr_added_scope *scope, size_t end)
 {
+    /* What the match before took beyond its own text is white space: seen once is enough. */
+    end = end < scope->taken ? scope->taken : end;
     while (end < scope->bytes) {
         size_t after;
         if (!mr_unicode_is_space(mr_unicode_read(scope->text, end, &after))) {

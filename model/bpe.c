@@ -125,6 +125,7 @@ void mr_bpe_destroy(mr_bpe *bpe)
         mr_string_map_destroy(bpe->whole);
         mr_u64_map_destroy(bpe->characters);
         mr_u64_map_destroy(bpe->ranks);
+        free(bpe->byte_ranks);
         free(bpe->results);
         free(bpe->texts);
         free(bpe);
@@ -215,11 +216,18 @@ static size_t read_symbols(const mr_bpe *bpe, mr_bytes piece, uint32_t *ids)
 
 /* --- Short pieces --------------------------------------------------------------------------- */
 
-static size_t merge_short(const mr_bpe *bpe, uint32_t *ids, size_t count)
+/* The rank of the symbols i and i + 1 of a piece before any merge. */
+static uint32_t first_rank(const mr_bpe *bpe, mr_bytes piece, const uint32_t *ids, size_t i)
+{
+    return bpe->byte_ranks != NULL ? bpe->byte_ranks[piece.data[i] << 8 | piece.data[i + 1]]
+                                   : pair_rank(bpe, ids[i], ids[i + 1]);
+}
+
+static size_t merge_short(const mr_bpe *bpe, mr_bytes piece, uint32_t *ids, size_t count)
 {
     uint32_t ranks[SHORT_PIECE]; /* of the pair that begins here */
     for (size_t i = 0; i + 1 < count; i++) {
-        ranks[i] = pair_rank(bpe, ids[i], ids[i + 1]);
+        ranks[i] = first_rank(bpe, piece, ids, i);
     }
     while (count > 1) {
         size_t best = 0;
@@ -247,7 +255,7 @@ static mr_status encode_short(const mr_bpe *bpe, mr_bytes piece, mr_ids *out)
 {
     uint32_t ids[SHORT_PIECE];
     const size_t count = read_symbols(bpe, piece, ids);
-    return mr_ids_append(out, ids, merge_short(bpe, ids, count));
+    return mr_ids_append(out, ids, merge_short(bpe, piece, ids, count));
 }
 
 /* --- Long pieces ---------------------------------------------------------------------------- */
@@ -308,14 +316,10 @@ static void rank_pair(const mr_bpe *bpe, symbol *symbols, pair_heap *heap, uint3
     }
 }
 
-static void merge_long(const mr_bpe *bpe, symbol *symbols, uint32_t count, uint64_t *pairs)
+static void merge_long(const mr_bpe *bpe, symbol *symbols, pair_heap *heap)
 {
-    pair_heap heap = {.pairs = pairs};
-    for (uint32_t i = 0; i < count; i++) {
-        rank_pair(bpe, symbols, &heap, i);
-    }
-    while (heap.count > 0) {
-        const uint64_t pair = heap_pop(&heap);
+    while (heap->count > 0) {
+        const uint64_t pair = heap_pop(heap);
         const uint32_t at = (uint32_t)pair;
         if (symbols[at].rank != pair >> 32) {
             continue;
@@ -328,9 +332,9 @@ static void merge_long(const mr_bpe *bpe, symbol *symbols, uint32_t count, uint6
         if (left->next != NONE) {
             symbols[left->next].previous = at;
         }
-        rank_pair(bpe, symbols, &heap, at);
+        rank_pair(bpe, symbols, heap, at);
         if (left->previous != NONE) {
-            rank_pair(bpe, symbols, &heap, left->previous);
+            rank_pair(bpe, symbols, heap, left->previous);
         }
     }
 }
@@ -340,7 +344,8 @@ static mr_status scratch_reserve(mr_bpe_scratch *scratch, size_t bytes)
     if (bytes <= scratch->capacity) {
         return MR_OK;
     }
-    mr_bpe_scratch_deinit(scratch);
+    free(scratch->memory);
+    scratch->capacity = 0;
     scratch->memory = mr_calloc(bytes, sizeof(symbol) + 2 * sizeof(uint64_t));
     if (scratch->memory == NULL) {
         return MR_RESOURCE_EXHAUSTED;
@@ -363,29 +368,80 @@ static mr_status encode_long(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *
     symbol *symbols = (symbol *)(pairs + 2 * piece.size);
     uint32_t *ids = (uint32_t *)pairs; /* the heap is empty until all symbols are read */
     const uint32_t count = (uint32_t)read_symbols(bpe, piece, ids);
-    for (uint32_t i = 0; i < count; i++) {
-        symbols[i] = (symbol){.id = ids[i], .previous = i - 1, .next = i + 1};
-    }
     if (count == 0) {
         return MR_OK;
     }
+    for (uint32_t i = 0; i < count; i++) {
+        symbols[i] = (symbol){.id = ids[i], .previous = i - 1, .next = i + 1, .rank = NONE};
+        if (i + 1 < count) {
+            symbols[i].rank = first_rank(bpe, piece, ids, i);
+        }
+    }
     symbols[count - 1].next = NONE;
-    merge_long(bpe, symbols, count, pairs);
+    pair_heap heap = {.pairs = pairs};
+    for (uint32_t i = 0; i < count; i++) {
+        if (symbols[i].rank != NONE) {
+            heap_push(&heap, (uint64_t)symbols[i].rank << 32 | i);
+        }
+    }
+    merge_long(bpe, symbols, &heap);
     for (uint32_t at = 0; at != NONE; at = symbols[at].next) {
         MR_TRY(mr_ids_push(out, symbols[at].id));
     }
     return MR_OK;
 }
 
+/* --- Pieces --------------------------------------------------------------------------------- */
+
+static mr_status encode_piece(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *scratch,
+                              mr_ids *out)
+{
+    const uint32_t *known = NULL;
+    const size_t count =
+        scratch->cache != NULL ? mr_piece_cache_get(scratch->cache, piece, &known) : 0;
+    if (count > 0) {
+        return mr_ids_append(out, known, count);
+    }
+    const size_t first = out->count;
+    uint32_t id = NONE;
+    if (bpe->whole != NULL && mr_string_map_get(bpe->whole, piece.data, piece.size, &id)) {
+        MR_TRY(mr_ids_push(out, id));
+    } else {
+        MR_TRY(piece.size <= SHORT_PIECE ? encode_short(bpe, piece, out)
+                                         : encode_long(bpe, piece, scratch, out));
+    }
+    if (scratch->cache != NULL && out->count > first) {
+        mr_piece_cache_put(scratch->cache, piece, out->data + first, out->count - first);
+    }
+    return MR_OK;
+}
+
+/* Bytes of the first word: up to a U+2581 that follows something else. */
+static size_t first_word(mr_bytes text)
+{
+    static const uint8_t mark[3] = {0xE2, 0x96, 0x81};
+    size_t at = 0;
+    while (at + 3 <= text.size && memcmp(text.data + at, mark, 3) == 0) {
+        at += 3;
+    }
+    const uint8_t *next =
+        at < text.size ? memmem(text.data + at, text.size - at, mark, sizeof(mark)) : NULL;
+    return next != NULL ? (size_t)(next - text.data) : text.size;
+}
+
 mr_status mr_bpe_encode(const mr_bpe *bpe, mr_bytes piece, mr_bpe_scratch *scratch, mr_ids *out)
 {
-    uint32_t id = NONE;
     if (piece.size >= NONE) {
         return MR_RESOURCE_EXHAUSTED;
     }
-    if (bpe->whole != NULL && mr_string_map_get(bpe->whole, piece.data, piece.size, &id)) {
-        return mr_ids_push(out, id);
+    if (!bpe->cuts_words) {
+        return encode_piece(bpe, piece, scratch, out);
     }
-    return piece.size <= SHORT_PIECE ? encode_short(bpe, piece, out)
-                                     : encode_long(bpe, piece, scratch, out);
+    while (piece.size > 0) {
+        const size_t bytes = first_word(piece);
+        MR_TRY(encode_piece(bpe, (mr_bytes){.data = piece.data, .size = bytes}, scratch, out));
+        piece.data += bytes;
+        piece.size -= bytes;
+    }
+    return MR_OK;
 }

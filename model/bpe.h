@@ -9,6 +9,7 @@
 
 #include "base/buffer.h"
 #include "base/status.h"
+#include "model/piece_cache.h"
 #include "model/tokenizer_spec.h"
 
 #include <stdbool.h>
@@ -35,8 +36,9 @@ void mr_bpe_destroy(mr_bpe *bpe);
 /* Memory for long pieces, kept from piece to piece. Zero-initialised is valid. One thread at a
  * time. */
 typedef struct mr_bpe_scratch {
-    void *memory;    /* owns */
-    size_t capacity; /* bytes of the longest piece that fits */
+    mr_piece_cache *cache; /* borrowed; NULL: none */
+    void *memory;          /* owns */
+    size_t capacity;       /* bytes of the longest piece that fits */
 } mr_bpe_scratch;
 
 void mr_bpe_scratch_deinit(mr_bpe_scratch *scratch);

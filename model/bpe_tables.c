@@ -285,6 +285,31 @@ static mr_status index_scores(mr_bpe *bpe, const mr_tokenizer_spec *spec,
     return MR_OK;
 }
 
+/* Whether U+2581, the mark of a space, follows another character in the text. */
+static bool has_inner_mark(mr_bytes text)
+{
+    static const uint8_t mark[3] = {0xE2, 0x96, 0x81};
+    for (size_t at = 1; at + 3 <= text.size; at++) {
+        const bool before = at >= 3 && memcmp(text.data + at - 3, mark, 3) == 0;
+        if (memcmp(text.data + at, mark, 3) == 0 && !before) {
+            return true;
+        }
+    }
+    return false;
+}
+
+/* Merges stay inside of words, each with the marks before it, if no token goes beyond. */
+static bool words_are_apart(const mr_tokenizer_spec *spec)
+{
+    bool apart = !spec->whole_tokens && !mr_tokenizer_spec_is_byte_level(spec);
+    for (uint32_t id = 0; id < spec->n_tokens && apart; id++) {
+        const uint8_t kind = spec->kinds[id];
+        apart = (kind != MR_TOKEN_NORMAL && kind != MR_TOKEN_ADDED) ||
+                !has_inner_mark(spec->tokens[id]);
+    }
+    return apart;
+}
+
 static mr_status index_all(mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_string_map *index,
                            mr_error *err)
 {
@@ -300,11 +325,32 @@ static mr_status index_all(mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_string
     return MR_OK;
 }
 
+/* A table for the pairs that are looked up most. */
+static mr_status fill_byte_ranks(mr_bpe *bpe, mr_error *err)
+{
+    for (size_t byte = 0; byte < 256; byte++) {
+        if (!bpe->byte_level || bpe->byte_ids[byte] == NONE) {
+            return MR_OK;
+        }
+    }
+    bpe->byte_ranks = mr_calloc(256 * 256, sizeof(*bpe->byte_ranks));
+    if (bpe->byte_ranks == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the merges");
+    }
+    for (size_t pair = 0; pair < 256 * 256; pair++) {
+        const uint64_t key = mr_bpe_pair_key(bpe->byte_ids[pair >> 8], bpe->byte_ids[pair & 0xFF]);
+        uint32_t rank = NONE;
+        bpe->byte_ranks[pair] = mr_u64_map_get(bpe->ranks, key, &rank) ? rank : NONE;
+    }
+    return MR_OK;
+}
+
 mr_status mr_bpe_fill(mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_error *err)
 {
     const uint32_t n_ranks = spec->scores != NULL ? spec->n_tokens : spec->n_merges;
     mr_string_map *index = NULL;
     bpe->byte_level = mr_tokenizer_spec_is_byte_level(spec);
+    bpe->cuts_words = words_are_apart(spec);
     bpe->has_unknown = spec->has_unknown;
     bpe->fuse_unknown = spec->fuse_unknown;
     bpe->unknown_id = spec->unknown_id;
@@ -316,7 +362,12 @@ mr_status mr_bpe_fill(mr_bpe *bpe, const mr_tokenizer_spec *spec, mr_error *err)
         (void)mr_fail(err, status, "no memory for the vocabulary");
     } else {
         status = index_all(bpe, spec, index, err);
+        status = status == MR_OK ? fill_byte_ranks(bpe, err) : status;
     }
     mr_string_map_destroy(index);
+    /* A mark that is no token could be part of an unknown one. */
+    uint32_t mark = NONE;
+    bpe->cuts_words =
+        bpe->cuts_words && status == MR_OK && mr_u64_map_get(bpe->characters, 0x2581, &mark);
     return status;
 }

@@ -11,6 +11,7 @@
 struct mr_bpe {
     bool byte_level;
     bool has_fallback; /* byte_ids are tokens of bytes that stand in for a character */
+    bool cuts_words;   /* no merge joins anything with a U+2581 behind it */
     bool has_unknown;
     bool fuse_unknown;
     uint32_t unknown_id;
@@ -18,9 +19,12 @@ struct mr_bpe {
     mr_u64_map *characters; /* character → id; NULL for byte-level models */
     uint32_t ascii[128];    /* the same for the first of them */
     mr_u64_map *ranks;      /* mr_bpe_pair_key → rank */
-    uint32_t *results;      /* owns, [n_ranks]: what the pairs of a rank become */
-    mr_string_map *whole;   /* piece → id, for pieces that are one token */
-    uint8_t *texts;         /* owns what the keys of `whole` point to, when merging characters */
+    /* owns, [256][256]: ranks of pairs of bytes, which every piece begins with; NULL when merging
+     * characters or when a byte has no token */
+    uint32_t *byte_ranks;
+    uint32_t *results;    /* owns, [n_ranks]: what the pairs of a rank become */
+    mr_string_map *whole; /* piece → id, for pieces that are one token */
+    uint8_t *texts;       /* owns what the keys of `whole` point to, when merging characters */
 };
 
 static inline uint64_t mr_bpe_pair_key(uint32_t left, uint32_t right)

@@ -4,7 +4,6 @@
  * byte-equal to what Jinja renders (tests/tools/make_templates_golden.py names the sources).
  */
 #include "model/chat_internal.h"
-#include "model/json_sax.h"
 #include "model/unicode_form.h"
 
 #include <stdio.h>
@@ -32,11 +31,6 @@ static mr_status put_plain(mr_chat_rendered *out, mr_bytes text)
     MR_TRY(mr_buffer_append(&out->text, text.data, text.size));
     out->plain[out->n_plain++] = (mr_text_span){.begin = begin, .end = out->text.size};
     return MR_OK;
-}
-
-static bool is(mr_bytes text, const char *expected)
-{
-    return mr_json_text_is(text, expected);
 }
 
 /* What the template itself would have raised. */
@@ -158,7 +152,7 @@ static mr_status render_chatml(const mr_chat_input *in, mr_chat_rendered *out, m
 static mr_status render_smollm2(const mr_chat_input *in, mr_chat_rendered *out, mr_error *err)
 {
     (void)err;
-    if (!is(in->messages[0].role, "system")) {
+    if (!mr_bytes_is(in->messages[0].role, "system")) {
         MR_TRY(put(out, "<|im_start|>system\n"
                         "You are a helpful AI assistant named SmolLM, trained by Hugging "
                         "Face<|im_end|>\n"));
@@ -169,7 +163,7 @@ static mr_status render_smollm2(const mr_chat_input *in, mr_chat_rendered *out, 
 static mr_status render_qwen2(const mr_chat_input *in, mr_chat_rendered *out, mr_error *err)
 {
     (void)err;
-    if (!is(in->messages[0].role, "system")) {
+    if (!mr_bytes_is(in->messages[0].role, "system")) {
         MR_TRY(put(out, "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"));
     }
     return chatml(in, out);
@@ -178,13 +172,13 @@ static mr_status render_qwen2(const mr_chat_input *in, mr_chat_rendered *out, mr
 /* Neighbouring tool results are one turn of the user. */
 static mr_status qwen_tool(const mr_chat_input *in, size_t i, mr_chat_rendered *out)
 {
-    if (i == 0 || !is(in->messages[i - 1].role, "tool")) {
+    if (i == 0 || !mr_bytes_is(in->messages[i - 1].role, "tool")) {
         MR_TRY(put(out, "<|im_start|>user"));
     }
     MR_TRY(put(out, "\n<tool_response>\n"));
     MR_TRY(put_plain(out, in->messages[i].content));
     MR_TRY(put(out, "\n</tool_response>"));
-    const bool last = i + 1 == in->count || !is(in->messages[i + 1].role, "tool");
+    const bool last = i + 1 == in->count || !mr_bytes_is(in->messages[i + 1].role, "tool");
     return last ? put(out, "<|im_end|>\n") : MR_OK;
 }
 
@@ -192,15 +186,16 @@ static mr_status qwen_tool(const mr_chat_input *in, size_t i, mr_chat_rendered *
 static mr_status render_qwen25(const mr_chat_input *in, mr_chat_rendered *out, mr_error *err)
 {
     (void)err;
-    if (!is(in->messages[0].role, "system")) {
+    if (!mr_bytes_is(in->messages[0].role, "system")) {
         MR_TRY(put(out, "<|im_start|>system\nYou are Qwen, created by Alibaba Cloud. You are a "
                         "helpful assistant.<|im_end|>\n"));
     }
     for (size_t i = 0; i < in->count; i++) {
         const mr_bytes role = in->messages[i].role;
-        if (is(role, "user") || is(role, "system") || is(role, "assistant")) {
+        if (mr_bytes_is(role, "user") || mr_bytes_is(role, "system") ||
+            mr_bytes_is(role, "assistant")) {
             MR_TRY(chatml_turn(out, role, in->messages[i].content));
-        } else if (is(role, "tool")) {
+        } else if (mr_bytes_is(role, "tool")) {
             MR_TRY(qwen_tool(in, i, out));
         }
     }
@@ -214,7 +209,7 @@ static size_t qwen3_last_query(const mr_chat_input *in)
         const mr_bytes content = in->messages[i].content;
         const bool result =
             begins_with(content, "<tool_response>") && ends_with(content, "</tool_response>");
-        if (is(in->messages[i].role, "user") && !result) {
+        if (mr_bytes_is(in->messages[i].role, "user") && !result) {
             return i;
         }
     }
@@ -252,11 +247,11 @@ static mr_status render_qwen3(const mr_chat_input *in, mr_chat_rendered *out, mr
     const size_t last_query = qwen3_last_query(in);
     for (size_t i = 0; i < in->count; i++) {
         const mr_bytes role = in->messages[i].role;
-        if (is(role, "user") || is(role, "system")) {
+        if (mr_bytes_is(role, "user") || mr_bytes_is(role, "system")) {
             MR_TRY(chatml_turn(out, role, in->messages[i].content));
-        } else if (is(role, "assistant")) {
+        } else if (mr_bytes_is(role, "assistant")) {
             MR_TRY(qwen3_assistant(in, i, last_query, out));
-        } else if (is(role, "tool")) {
+        } else if (mr_bytes_is(role, "tool")) {
             MR_TRY(qwen_tool(in, i, out));
         }
     }
@@ -293,9 +288,10 @@ static mr_status render_llama3(const mr_chat_input *in, mr_chat_rendered *out, m
 /* Every conversation has a system turn that tells dates; both are the template's own. */
 static mr_status render_llama31(const mr_chat_input *in, mr_chat_rendered *out, mr_error *err)
 {
-    const size_t first = is(in->messages[0].role, "system") ? 1 : 0;
+    const size_t first = mr_bytes_is(in->messages[0].role, "system") ? 1 : 0;
     for (size_t i = first; i < in->count; i++) {
-        if (is(in->messages[i].role, "tool") || is(in->messages[i].role, "ipython")) {
+        if (mr_bytes_is(in->messages[i].role, "tool") ||
+            mr_bytes_is(in->messages[i].role, "ipython")) {
             return raise(i, "this build renders no tools for it", err);
         }
     }
@@ -322,14 +318,14 @@ static mr_status mistral_turns(const mr_chat_input *in, const char *behind, mr_c
     MR_TRY(put_bytes(out, in->bos));
     for (size_t i = 0; i < in->count; i++) {
         const mr_chat_message *message = &in->messages[i];
-        if (is(message->role, "user") != (i % 2 == 0)) {
+        if (mr_bytes_is(message->role, "user") != (i % 2 == 0)) {
             return raise(i, alternate, err);
         }
-        if (is(message->role, "user")) {
+        if (mr_bytes_is(message->role, "user")) {
             MR_TRY(put(out, "[INST] "));
             MR_TRY(put_plain(out, message->content));
             MR_TRY(put(out, " [/INST]"));
-        } else if (is(message->role, "assistant")) {
+        } else if (mr_bytes_is(message->role, "assistant")) {
             MR_TRY(put_plain(out, message->content));
             MR_TRY(put_bytes(out, in->eos));
             MR_TRY(put(out, behind));
@@ -352,14 +348,14 @@ static mr_status render_mixtral(const mr_chat_input *in, mr_chat_rendered *out, 
 
 static bool nemo_is_tool(mr_bytes role)
 {
-    return is(role, "tool") || is(role, "tool_results");
+    return mr_bytes_is(role, "tool") || mr_bytes_is(role, "tool_results");
 }
 
 static mr_status nemo_turn(const mr_chat_input *in, size_t i, const mr_chat_message *system,
                            mr_chat_rendered *out, mr_error *err)
 {
     const mr_chat_message *message = &in->messages[i];
-    if (is(message->role, "user")) {
+    if (mr_bytes_is(message->role, "user")) {
         MR_TRY(put(out, "[INST]"));
         if (system != NULL && i + 1 == in->count) {
             MR_TRY(put_plain(out, system->content));
@@ -368,7 +364,7 @@ static mr_status nemo_turn(const mr_chat_input *in, size_t i, const mr_chat_mess
         MR_TRY(put_plain(out, message->content));
         return put(out, "[/INST]");
     }
-    if (is(message->role, "assistant")) {
+    if (mr_bytes_is(message->role, "assistant")) {
         MR_TRY(put_plain(out, message->content));
         return put_bytes(out, in->eos);
     }
@@ -383,12 +379,13 @@ static mr_status nemo_turn(const mr_chat_input *in, size_t i, const mr_chat_mess
 /* What the system turn says goes into the last turn, if that is the user's. */
 static mr_status render_nemo(const mr_chat_input *in, mr_chat_rendered *out, mr_error *err)
 {
-    const mr_chat_message *system = is(in->messages[0].role, "system") ? in->messages : NULL;
+    const mr_chat_message *system =
+        mr_bytes_is(in->messages[0].role, "system") ? in->messages : NULL;
     const size_t first = system != NULL ? 1 : 0;
     size_t turns = 0;
     for (size_t i = first; i < in->count; i++) {
         const mr_bytes role = in->messages[i].role;
-        if (!nemo_is_tool(role) && is(role, "user") != (turns++ % 2 == 0)) {
+        if (!nemo_is_tool(role) && mr_bytes_is(role, "user") != (turns++ % 2 == 0)) {
             return raise(i,
                          "After the optional system message, conversation roles must alternate "
                          "user/assistant/user/assistant/...",
@@ -413,11 +410,12 @@ static mr_status phi3_turns(const mr_chat_input *in, bool skip_empty_system, mr_
         {"system", "<|system|>\n"}, {"user", "<|user|>\n"}, {"assistant", "<|assistant|>\n"}};
     for (size_t i = 0; i < in->count; i++) {
         const mr_chat_message *message = &in->messages[i];
-        if (skip_empty_system && is(message->role, "system") && message->content.size == 0) {
+        if (skip_empty_system && mr_bytes_is(message->role, "system") &&
+            message->content.size == 0) {
             continue;
         }
         for (size_t h = 0; h < sizeof(heads) / sizeof(heads[0]); h++) {
-            if (is(message->role, heads[h].role)) {
+            if (mr_bytes_is(message->role, heads[h].role)) {
                 MR_TRY(put(out, heads[h].head));
                 MR_TRY(put_plain(out, message->content));
                 MR_TRY(put(out, "<|end|>\n"));
@@ -447,17 +445,17 @@ static mr_status render_gemma2(const mr_chat_input *in, mr_chat_rendered *out, m
 {
     static const mr_bytes model = {.data = (const uint8_t *)"model", .size = 5};
     MR_TRY(put_bytes(out, in->bos));
-    if (is(in->messages[0].role, "system")) {
+    if (mr_bytes_is(in->messages[0].role, "system")) {
         return raise(0, "System role not supported", err);
     }
     for (size_t i = 0; i < in->count; i++) {
         const mr_chat_message *message = &in->messages[i];
-        if (is(message->role, "user") != (i % 2 == 0)) {
+        if (mr_bytes_is(message->role, "user") != (i % 2 == 0)) {
             return raise(i, alternate, err);
         }
         MR_TRY(put(out, "<start_of_turn>"));
-        MR_TRY(is(message->role, "assistant") ? put_bytes(out, model)
-                                              : put_plain(out, message->role));
+        MR_TRY(mr_bytes_is(message->role, "assistant") ? put_bytes(out, model)
+                                                       : put_plain(out, message->role));
         MR_TRY(put(out, "\n"));
         MR_TRY(put_plain(out, strip(message->content)));
         MR_TRY(put(out, "<end_of_turn>\n"));

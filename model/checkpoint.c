@@ -8,8 +8,6 @@
 #include "model/json_sax.h"
 #include "model/safetensors.h"
 
-#include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -28,6 +26,7 @@ typedef struct shard {
 struct mr_checkpoint {
     shard *shards; /* [n_shards], owns */
     uint32_t n_shards;
+    mr_string_map *by_name; /* owns: name → shard; the keys are the shards' */
     mr_tensor_table tensors;
 };
 
@@ -39,11 +38,10 @@ typedef struct index_reader {
 
 static mr_status add_shard(mr_checkpoint *c, mr_bytes name, uint32_t *index, mr_error *err)
 {
-    for (*index = 0; *index < c->n_shards; ++*index) {
-        if (mr_json_text_is(name, c->shards[*index].name)) {
-            return MR_OK;
-        }
+    if (mr_string_map_get(c->by_name, name.data, name.size, index)) {
+        return MR_OK;
     }
+    *index = c->n_shards;
     bool plain = name.size >= 1 && name.size <= MAX_FILE_NAME && name.data[0] != '.';
     for (size_t i = 0; plain && i < name.size; i++) {
         plain = name.data[i] > 0x20 && name.data[i] != 0x7f && name.data[i] != '/' &&
@@ -64,7 +62,8 @@ static mr_status add_shard(mr_checkpoint *c, mr_bytes name, uint32_t *index, mr_
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the list of shards");
     }
     c->shards[c->n_shards++] = (shard){.name = copy};
-    return MR_OK;
+    const mr_status status = mr_string_map_put(c->by_name, copy, name.size, *index);
+    return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the list of shards");
 }
 
 static mr_status on_index(void *ctx, const mr_json_event *event, mr_error *err)
@@ -182,7 +181,7 @@ static mr_status open_files(mr_checkpoint *c, const char *dir, mr_error *err)
         return status;
     }
     uint32_t first;
-    const mr_bytes single = {.data = (const uint8_t *)SINGLE, .size = strlen(SINGLE)};
+    const mr_bytes single = mr_bytes_of(SINGLE);
     MR_TRY(add_shard(c, single, &first, err));
     const mr_status status = open_shards(c, dir, err);
     if (status == MR_NOT_FOUND) {
@@ -201,7 +200,9 @@ mr_status mr_checkpoint_open(const char *dir, mr_checkpoint **out, mr_error *err
     if (c == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a checkpoint");
     }
-    const mr_status status = open_files(c, dir, err);
+    mr_status status = mr_string_map_create(1, &c->by_name);
+    status = status == MR_OK ? open_files(c, dir, err)
+                             : mr_fail(err, status, "no memory to open a checkpoint");
     if (status != MR_OK) {
         mr_checkpoint_close(c);
         return status;
@@ -221,6 +222,7 @@ void mr_checkpoint_close(mr_checkpoint *checkpoint)
         mr_file_map_close(&checkpoint->shards[i].map);
         free(checkpoint->shards[i].name);
     }
+    mr_string_map_destroy(checkpoint->by_name);
     free(checkpoint->shards);
     free(checkpoint);
 }

@@ -11,6 +11,7 @@
 #include "model/decoder_plan.h"
 
 #include "base/checked.h"
+#include "model/quant_weights.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -54,8 +55,17 @@ typedef struct part {
     mr_bias_use bias; /* NONE in families that have it fused */
 } part;
 
+/* What is done with a weight. */
+typedef enum use {
+    USE_VECTOR,
+    USE_LOOKUP,
+    USE_LINEAR,
+    USE_HEAD,
+} use;
+
 /* A tensor, or rows [first, first + weight.n) of it, as a weight of the plan. */
 typedef struct wanted {
+    use use;
     char tensor[NAME_BYTES];
     uint64_t rows; /* of the tensor */
     uint64_t first;
@@ -151,12 +161,48 @@ static void make_random(const builder *b, mr_plan_weight *weight)
     weight->random_stream = b->plan->n_weights;
 }
 
+/* "model.layers.0.mlp.up_proj" of that with ".weight". */
+static void name_module(const char *tensor, char out[NAME_BYTES])
+{
+    const size_t bytes = strlen(tensor) - strlen(".weight");
+    memcpy(out, tensor, bytes);
+    out[bytes] = '\0';
+}
+
+/* The weight's codes, if it has some. */
+static mr_status find_codes(const builder *b, const wanted *w, mr_weight_codes *codes, bool *found)
+{
+    char name[NAME_BYTES];
+    *found = false;
+    if (w->use == USE_VECTOR) {
+        return MR_OK;
+    }
+    name_module(w->tensor, name);
+    const mr_quant_module module = {.name = name,
+                                    .rows = (uint32_t)w->rows,
+                                    .k = w->weight.k,
+                                    .first = (uint32_t)w->first,
+                                    .n = w->weight.n,
+                                    .linear = w->use != USE_LOOKUP,
+                                    .head = w->use == USE_HEAD,
+                                    .scale_type = b->source->random_dtype};
+    return mr_quant_find(b->source->quant, b->source->tensors, &module, codes, found, b->err);
+}
+
 static mr_status add_weight(const builder *b, wanted *w, mr_weight_id *id)
 {
     const mr_tensor_table *tensors = b->source->tensors;
     mr_plan_weight *weight = &w->weight;
+    mr_weight_codes codes;
+    bool found;
+    MR_TRY(find_codes(b, w, &codes, &found));
     if (tensors == NULL) {
         make_random(b, weight);
+    }
+    if (found) {
+        return check_append(b, mr_plan_add_codes(b->plan, weight, &codes, id));
+    }
+    if (tensors == NULL) {
         return check_append(b, mr_plan_add_weight(b->plan, weight, id));
     }
     const mr_model_tensor *tensor = NULL;
@@ -218,7 +264,8 @@ static mr_status add_bias(const builder *b, uint32_t layer, const part *p, mr_we
 static mr_status add_matrix(const builder *b, uint32_t layer, uint32_t k, const part *p,
                             mr_weight_id *id)
 {
-    wanted w = {.weight = {.n = p->n, .k = k, .shard = p->shard, .shard_unit = p->unit}};
+    wanted w = {.use = USE_LINEAR,
+                .weight = {.n = p->n, .k = k, .shard = p->shard, .shard_unit = p->unit}};
     const bool fused = p->fused != NO_ROLE && b->source->names->module[p->fused] != NULL;
     name_tensor(b, fused ? p->fused : p->role, layer, "weight", w.tensor);
     if (!fused) {
@@ -281,7 +328,8 @@ static mr_status add_embedding(builder *b)
     mr_op op = {.kind = MR_OP_EMBED,
                 .layer = OUTSIDE_LAYERS,
                 .embed = {.out = b->rows[MR_ROWS_TOKENS].stream, .scale = 1.0f}};
-    wanted table = {.weight = {.n = c->vocab_size, .k = c->width, .shard_unit = 1}};
+    wanted table = {.use = USE_LOOKUP,
+                    .weight = {.n = c->vocab_size, .k = c->width, .shard_unit = 1}};
     name_tensor(b, MR_ROLE_EMBEDDING, 0, "weight", table.tensor);
     MR_TRY(add_whole(b, &table, &b->embedding));
     op.embed.table = b->embedding;
@@ -353,17 +401,21 @@ static mr_status add_gather(const builder *b, uint32_t layer)
     return add_unary(b, MR_OP_GATHER, from->att, to->att, (uint16_t)layer);
 }
 
-/* The multiple of `unit` that is also whole blocks of the tensor's type; `unit` if it is missing,
- * which add_weight then reports. */
-static uint32_t whole_blocks(const builder *b, uint32_t layer, mr_tensor_role role, uint32_t unit)
+/* The multiple of `unit` that is also whole blocks of the tensor's type, or whole groups of a
+ * module with codes for its k inputs; `unit` if it is missing, which add_weight then reports. */
+static uint32_t whole_blocks(const builder *b, uint32_t layer, mr_tensor_role role, uint32_t unit,
+                             uint32_t k)
 {
     char name[NAME_BYTES];
+    char module[NAME_BYTES];
     name_tensor(b, role, layer, "weight", name);
-    if (!has_tensor(b, name)) {
-        return unit;
+    name_module(name, module);
+    uint32_t block = mr_quant_unit(b->source->quant, b->source->tensors, module, k);
+    if (has_tensor(b, name)) {
+        const mr_dtype dtype = mr_tensor_table_find(b->source->tensors, name)->dtype;
+        const uint32_t stored = mr_dtype_info_get(dtype)->block_elements;
+        block = block > stored ? block : stored;
     }
-    const mr_dtype dtype = mr_tensor_table_find(b->source->tensors, name)->dtype;
-    const uint32_t block = mr_dtype_info_get(dtype)->block_elements;
     uint32_t multiple = block;
     while (multiple % unit != 0 && multiple < unit * block) {
         multiple += block;
@@ -405,12 +457,13 @@ static mr_status add_output_and_ffn(const builder *b, const row_buffers *r, uint
 {
     const mr_model_config *c = b->config;
     const uint16_t tag = (uint16_t)layer;
-    const uint32_t ffn_unit = whole_blocks(b, layer, MR_ROLE_DOWN, 1);
+    const uint32_t ffn_unit = whole_blocks(b, layer, MR_ROLE_DOWN, 1, c->ffn_width);
     const part o = {.role = MR_ROLE_O,
                     .fused = NO_ROLE,
                     .n = c->width,
                     .shard = MR_SHARD_INPUTS,
-                    .unit = whole_blocks(b, layer, MR_ROLE_O, c->head_width),
+                    .unit =
+                        whole_blocks(b, layer, MR_ROLE_O, c->head_width, c->heads * c->head_width),
                     .bias = c->o_bias};
     const part down = {.role = MR_ROLE_DOWN,
                        .fused = NO_ROLE,
@@ -435,6 +488,7 @@ static mr_status add_head(const builder *b)
     mr_weight_id projection = b->embedding;
     if (!c->tied) {
         wanted w = {
+            .use = USE_HEAD,
             .weight = {
                 .n = c->vocab_size, .k = c->width, .shard = MR_SHARD_OUTPUTS, .shard_unit = 1}};
         name_tensor(b, MR_ROLE_HEAD, 0, "weight", w.tensor);

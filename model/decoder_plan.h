@@ -9,14 +9,16 @@
 #include "base/status.h"
 #include "kernels/plan.h"
 #include "model/model.h"
+#include "model/quant_config.h"
 #include "model/tensor_names.h"
 #include "model/tensor_table.h"
 
 typedef struct mr_decoder_source {
     const mr_model_config *config;
     const mr_tensor_names *names;
+    const mr_quant_config *quant;   /* NULL: no matrix has codes */
     const mr_tensor_table *tensors; /* NULL: weights are made of nothing, of the seed */
-    mr_dtype random_dtype;          /* their type */
+    mr_dtype random_dtype;          /* their type, or that of their scales */
     uint64_t random_seed;
 } mr_decoder_source;
 

@@ -112,6 +112,18 @@ static void add_op(mr_hasher *h, const mr_op *op)
     }
 }
 
+/* How the tensors of a weight are read. */
+static void add_codes(mr_hasher *h, const mr_weight_codes *codes)
+{
+    add_numbers(h,
+                (const uint64_t[]){(uint64_t)codes->codes.form, codes->codes.bits,
+                                   codes->codes.packs_rows, codes->zeros.data != NULL,
+                                   codes->zero_add, (uint64_t)codes->scale_dtype, codes->group,
+                                   codes->scale_rows, codes->group_of != NULL, codes->first,
+                                   codes->centred},
+                11);
+}
+
 static void add_plan(mr_hasher *h, const mr_plan *plan)
 {
     add_u64(h, plan->n_ops);
@@ -122,6 +134,10 @@ static void add_plan(mr_hasher *h, const mr_plan *plan)
         const mr_plan_weight *weight = &plan->weights[i];
         add_text(h, weight->name);
         add_u64(h, weight->random);
+        add_u64(h, weight->codes != NULL);
+        if (weight->codes != NULL) {
+            add_codes(h, weight->codes);
+        }
         if (weight->random) {
             add_numbers(h,
                         (const uint64_t[]){(uint64_t)weight->dtype, weight->n, weight->k,
@@ -215,7 +231,12 @@ void mr_plan_rope_digest(mr_hasher *h, const mr_plan *plan, uint8_t out[MR_SHA25
         add_u64(h, rope->dims);
         add_part(h, &rope->attention_factor, sizeof(rope->attention_factor));
         add_numbers(h, (const uint64_t[]){(uint64_t)rope->rule, rope->original}, 2);
+        add_part(h, &rope->theta, sizeof(rope->theta));
+        add_part(h, &rope->factor, sizeof(rope->factor));
         add_part(h, rope->inv_freq, rope->dims / 2 * sizeof(*rope->inv_freq));
+        if (rope->rule == MR_ROPE_TWO) {
+            add_part(h, rope->long_inv_freq, rope->dims / 2 * sizeof(*rope->long_inv_freq));
+        }
     }
     mr_hasher_end(h, out);
 }

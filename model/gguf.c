@@ -6,7 +6,6 @@
 #include "model/gguf_reader.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 

@@ -101,8 +101,6 @@ MR_MUST_USE mr_status mr_gguf_read_f32s(const mr_gguf *gguf, const char *key, mr
 
 /* Bytes of a scalar; 0 for strings and arrays. */
 size_t mr_gguf_scalar_bytes(mr_gguf_type type);
-/* "u32", "string"; static. */
-const char *mr_gguf_type_name(mr_gguf_type type);
 /* The name of a tensor type by its number in files, "Q6_K"; NULL if the number is not known. */
 const char *mr_gguf_tensor_type_name(uint32_t number);
 

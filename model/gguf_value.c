@@ -37,7 +37,7 @@ size_t mr_gguf_scalar_bytes(mr_gguf_type type)
     return types[type].bytes;
 }
 
-const char *mr_gguf_type_name(mr_gguf_type type)
+static const char *type_name(mr_gguf_type type)
 {
     return types[type].name;
 }
@@ -67,8 +67,8 @@ static mr_status fail_type(const mr_gguf_value *value, const char *wanted, mr_er
                    "the key '%.*s' must be %s but is %s%s (value at byte %" PRIu64
                    "); the file is corrupt or another architecture's",
                    (int)value->key.size, (const char *)value->key.data, wanted,
-                   array ? "an array of " : "",
-                   mr_gguf_type_name(array ? value->element : value->type), value->offset);
+                   array ? "an array of " : "", type_name(array ? value->element : value->type),
+                   value->offset);
 }
 
 static bool is_integer(mr_gguf_type type)

@@ -272,19 +272,6 @@ mr_status mr_hf_read_dtype(const json_t *root, mr_dtype *out, mr_error *err)
     return MR_OK;
 }
 
-mr_status mr_hf_refuse_quantized(const json_t *root, mr_error *err)
-{
-    const json_t *object = json_object_get(root, "quantization_config");
-    if (object == NULL || json_is_null(object)) {
-        return MR_OK;
-    }
-    const char *method = json_string_value(json_object_get(object, "quant_method"));
-    return mr_fail(err, MR_UNIMPLEMENTED,
-                   "quantization_config: '%.64s' checkpoints are not supported; take one in F32, "
-                   "F16 or BF16, or a GGUF file",
-                   method != NULL ? method : "unnamed");
-}
-
 static mr_status add_end(const json_t *value, mr_model_config *config, mr_error *err)
 {
     const json_int_t id = json_integer_value(value);

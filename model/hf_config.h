@@ -52,9 +52,6 @@ mr_status mr_hf_read_opt(const json_t *root, const mr_hf_traits *traits, mr_mode
  * UNIMPLEMENTED for another than float32, float16 and bfloat16. */
 MR_MUST_USE mr_status mr_hf_read_dtype(const json_t *root, mr_dtype *out, mr_error *err);
 
-/* Refuses a checkpoint whose weights are not plain, naming the method. */
-MR_MUST_USE mr_status mr_hf_refuse_quantized(const json_t *root, mr_error *err);
-
 /* Adds the ends of sequence that an object (config.json, generation_config.json) names: a number
  * or a list. DATA_LOSS. */
 MR_MUST_USE mr_status mr_hf_add_eos(const json_t *root, mr_model_config *config, mr_error *err);

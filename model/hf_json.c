@@ -4,7 +4,6 @@
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 mr_status mr_hf_path(const char *dir, const char *file, char **out, mr_error *err)
 {

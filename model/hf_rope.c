@@ -34,6 +34,8 @@ typedef struct rope_type {
     mr_status (*fill)(const rope_spec *spec, mr_model_config *config, mr_error *err);
 } rope_type;
 
+#define LARGEST 1e30 /* of numbers that become float */
+
 #define COMMON_KEYS " type rope_type rope_theta partial_rotary_factor "
 
 /* Whether `words`, separated by spaces, has the word. */
@@ -68,6 +70,19 @@ static void extend_context(mr_model_config *config, double tokens)
     if (tokens > config->context_length && tokens < INT32_MAX) {
         config->context_length = (uint32_t)tokens;
     }
+}
+
+/* What queries and keys are multiplied with. */
+static mr_status set_attention(mr_model_config *config, double attention, mr_error *err)
+{
+    if (!(attention > 0.0 && attention < LARGEST)) {
+        return mr_fail(err, MR_DATA_LOSS,
+                       "rope: an attention factor of %g; correct attention_factor, mscale, "
+                       "mscale_all_dim or original_max_position_embeddings",
+                       attention);
+    }
+    config->rope.attention_factor = (float)attention;
+    return MR_OK;
 }
 
 static mr_status fill_default(const rope_spec *spec, mr_model_config *config, mr_error *err)
@@ -108,6 +123,11 @@ static mr_status fill_llama3(const rope_spec *spec, mr_model_config *config, mr_
                        "both above 0",
                        params.high_freq_factor, params.low_freq_factor);
     }
+    if (spec->original == 0) {
+        return mr_fail(err, MR_DATA_LOSS,
+                       "rope llama3: original_max_position_embeddings is 0; it is the context that "
+                       "the model was first trained with");
+    }
     return make_table(&params, config, err);
 }
 
@@ -126,7 +146,7 @@ static mr_status fill_yarn(const rope_spec *spec, mr_model_config *config, mr_er
                     mr_rope_yarn_mscale(params.factor, spec->mscale_all_dim);
     }
     attention = spec->attention_factor > 0.0 ? spec->attention_factor : attention;
-    config->rope.attention_factor = (float)attention;
+    MR_TRY(set_attention(config, attention, err));
     extend_context(config, params.original * params.factor);
     return make_table(&params, config, err);
 }
@@ -146,7 +166,7 @@ static mr_status read_factors(const rope_spec *spec, const char *key, uint32_t p
     }
     for (uint32_t i = 0; i < pairs; i++) {
         const double factor = json_number_value(json_array_get(array, i));
-        if (!(factor > 0.0 && factor < 1e30)) {
+        if (!(factor > 0.0 && factor < LARGEST)) {
             free(factors);
             return mr_fail(err, MR_DATA_LOSS,
                            "rope longrope: entry %" PRIu32 " of '%s' is no number above 0", i, key);
@@ -178,7 +198,7 @@ static mr_status fill_longrope(const rope_spec *spec, mr_model_config *config, m
                                                           : mr_rope_long_factor(factor, original);
     config->rope.rule = MR_ROPE_TWO;
     config->rope.original = original;
-    config->rope.attention_factor = (float)attention;
+    MR_TRY(set_attention(config, attention, err));
     float *table = NULL;
     MR_TRY(long_table(spec, "short_factor", config, &table, err));
     config->rope.inv_freq = table;
@@ -312,13 +332,18 @@ static mr_status read_numbers(const json_t *root, rope_spec *spec, mr_error *err
     }
     MR_TRY(mr_hf_json_bool(spec->object, "truncate", &spec->truncate, err));
     MR_TRY(mr_hf_json_u32(spec->object, "original_max_position_embeddings", &spec->original, err));
-    const bool factor = json_object_get(spec->object, "factor") != NULL;
+    const json_t *given = json_object_get(spec->object, "factor");
+    const bool factor = given != NULL && !json_is_null(given);
     if (!(spec->theta > 1.0) || (factor && !(spec->factor >= 1.0)) || !(spec->beta_fast > 0.0) ||
         !(spec->beta_slow > 0.0)) {
         return mr_fail(err, MR_DATA_LOSS,
                        "rope: rope_theta %g must be above 1, factor %g at least 1, beta_fast and "
                        "beta_slow above 0",
                        spec->theta, spec->factor);
+    }
+    if (spec->theta > LARGEST || spec->factor > LARGEST) {
+        return mr_fail(err, MR_DATA_LOSS, "rope: rope_theta %g and factor %g must be at most %g",
+                       spec->theta, spec->factor, LARGEST);
     }
     return MR_OK;
 }
@@ -358,6 +383,8 @@ mr_status mr_hf_read_rope(const json_t *root, mr_model_config *config, mr_error 
     config->rope.attention_factor = 1.0f;
     config->rope_theta = (float)spec.theta;
     snprintf(config->rope_type, sizeof(config->rope_type), "%s", type->kind);
+    config->rope_factor = (float)spec.factor;
+    config->rope_original = spec.object != NULL ? spec.original : 0;
     MR_TRY(set_dims(&spec, config, err));
     return type->fill(&spec, config, err);
 }

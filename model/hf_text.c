@@ -10,6 +10,8 @@
 #define TEMPLATE         "chat_template.jinja"
 #define SENTENCEPIECE    "tokenizer.model"
 
+#define MAX_TEMPLATE_BYTES ((size_t)4 << 20)
+
 /* What the files of a directory say, before it is put together. */
 typedef struct parts {
     mr_file_map tokenizer;
@@ -60,6 +62,12 @@ static mr_status read_chat(const char *directory, parts *p, mr_chat_template **o
 {
     bool found;
     MR_TRY(mr_hf_map_file(directory, TEMPLATE, &p->template_file, &found, err));
+    if (p->template_file.size > MAX_TEMPLATE_BYTES) {
+        return mr_fail(err, MR_DATA_LOSS,
+                       TEMPLATE " has %zu bytes where at most %zu are allowed; remove it, or "
+                                "download it again",
+                       p->template_file.size, MAX_TEMPLATE_BYTES);
+    }
     const mr_bytes text = found
                               ? (mr_bytes){.data = p->template_file.size > 0 ? p->template_file.data
                                                                              : (const uint8_t *)"",
@@ -89,14 +97,9 @@ mr_status mr_hf_text_open(const char *directory, mr_hf_text *out, mr_error *err)
     mr_file_map_close(&p.config_file);
     mr_file_map_close(&p.template_file);
     if (status != MR_OK) {
-        mr_hf_text_deinit(out);
+        mr_tokenizer_destroy(out->tokenizer);
+        mr_chat_template_destroy(out->chat);
+        *out = (mr_hf_text){.eos_id = UINT32_MAX};
     }
     return status;
-}
-
-void mr_hf_text_deinit(mr_hf_text *text)
-{
-    mr_tokenizer_destroy(text->tokenizer);
-    mr_chat_template_destroy(text->chat);
-    *text = (mr_hf_text){.eos_id = UINT32_MAX};
 }

@@ -17,7 +17,5 @@ typedef struct mr_hf_text {
  * configuration's template, as in transformers); each may be absent. DATA_LOSS, UNIMPLEMENTED (a
  * component this build lacks, named), PERMISSION_DENIED, RESOURCE_EXHAUSTED: they name the file. */
 MR_MUST_USE mr_status mr_hf_text_open(const char *directory, mr_hf_text *out, mr_error *err);
-/* Frees what was not taken out. */
-void mr_hf_text_deinit(mr_hf_text *text);
 
 #endif

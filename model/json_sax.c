@@ -3,6 +3,7 @@
 
 #include "base/buffer.h"
 #include "base/checked.h"
+#include "base/digits.h"
 #include "base/utf8.h"
 
 #include <math.h>
@@ -267,17 +268,8 @@ bool mr_json_at(const mr_json_event *event, const char *pattern)
 bool mr_json_u64(const mr_json_event *event, uint64_t max, uint64_t *out)
 {
     uint64_t value = 0;
-    if (event->kind != MR_JSON_NUMBER || event->text.size == 0) {
-        return false;
-    }
-    for (size_t i = 0; i < event->text.size; i++) {
-        const uint8_t digit = event->text.data[i];
-        if (digit < '0' || digit > '9' || !mr_mul_u64(value, 10, &value) ||
-            !mr_add_u64(value, digit - (uint64_t)'0', &value)) {
-            return false;
-        }
-    }
-    if (value > max) {
+    if (event->kind != MR_JSON_NUMBER ||
+        !mr_digits_u64((const char *)event->text.data, event->text.size, &value) || value > max) {
         return false;
     }
     *out = value;
@@ -300,10 +292,4 @@ bool mr_json_double(const mr_json_event *event, double *out)
     }
     *out = value;
     return true;
-}
-
-bool mr_json_text_is(mr_bytes text, const char *expected)
-{
-    const size_t bytes = strlen(expected);
-    return text.size == bytes && (bytes == 0 || memcmp(text.data, expected, bytes) == 0);
 }

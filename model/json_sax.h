@@ -6,8 +6,8 @@
 #ifndef MILLRACE_MODEL_JSON_SAX_H
 #define MILLRACE_MODEL_JSON_SAX_H
 
+#include "base/bytes.h"
 #include "base/status.h"
-#include "model/tokenizer.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -66,8 +66,5 @@ uint64_t mr_json_path_index(const mr_json_event *event, uint32_t level);
 bool mr_json_u64(const mr_json_event *event, uint64_t max, uint64_t *out);
 /* A NUMBER as a finite double; false if it is none. */
 bool mr_json_double(const mr_json_event *event, double *out);
-
-/* Whether text is exactly `expected`. */
-bool mr_json_text_is(mr_bytes text, const char *expected);
 
 #endif

@@ -1,9 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/json_tree.h"
 
-#include <stdlib.h>
-#include <string.h>
-
 static json_t *value_of(const mr_json_event *event)
 {
     double number = 0.0;

@@ -253,6 +253,7 @@ static mr_status read_rope(mr_gguf *gguf, mr_model_config *c, mr_error *err)
     mr_rope_params params = {.dims = c->rope.dims, .theta = (double)c->rope_theta};
     MR_TRY(read_rope_scaling(gguf, c, &factor, err));
     params.factor = (double)factor;
+    c->rope_factor = factor != 1.0f ? factor : 0.0f;
     double *factors = NULL;
     MR_TRY(read_rope_factors(gguf, c->rope.dims / 2, &factors, err));
     if (factors != NULL) {

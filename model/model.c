@@ -14,6 +14,8 @@
 #include "model/hf_json.h"
 #include "model/hf_text.h"
 #include "model/model_internal.h"
+#include "model/quant_weights.h"
+#include "model/rope.h"
 
 #include <inttypes.h>
 #include <math.h>
@@ -34,6 +36,7 @@ struct mr_model {
     bool random; /* weights are made of random_seed, of random_dtype */
     uint64_t random_seed;
     mr_dtype random_dtype;
+    mr_quant_config quant; /* of a directory */
     mr_tokenizer *tokenizer;
     mr_chat_template *chat;
 };
@@ -114,7 +117,7 @@ static mr_status refuse_split(const mr_gguf *gguf, mr_error *err)
 /* Sums over the weights of the plan, where a tied matrix is one weight. */
 static void measure_weights(mr_model_config *config, const mr_plan *plan)
 {
-    uint64_t by_type[MR_DTYPE_COUNT] = {0};
+    uint64_t by_type[MR_DTYPE_STORED_COUNT] = {0};
     for (uint32_t i = 0; i < plan->n_weights; i++) {
         const mr_plan_weight *weight = &plan->weights[i];
         config->parameters += (uint64_t)weight->n * weight->k;
@@ -122,7 +125,7 @@ static void measure_weights(mr_model_config *config, const mr_plan *plan)
         by_type[weight->dtype] += weight->bytes;
     }
     mr_dtype most = MR_DTYPE_F32;
-    for (unsigned t = 0; t < MR_DTYPE_COUNT; t++) {
+    for (unsigned t = 0; t < MR_DTYPE_STORED_COUNT; t++) {
         if (by_type[t] > by_type[most]) {
             most = (mr_dtype)t;
         }
@@ -163,9 +166,21 @@ static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
     mr_plan *plan;
     MR_TRY(mr_model_plan(model, &plan, err));
     measure_weights(&model->config, plan);
+    mr_rope_describe(&model->config);
+    if (model->quant.method != MR_QUANT_NONE) {
+        snprintf(model->config.quantization, sizeof(model->config.quantization), "%s",
+                 model->quant.label);
+    }
     mr_plan_destroy(plan);
-    if (tensors_of(model) != NULL) {
-        log_unused(tensors_of(model), label);
+    const mr_tensor_table *tensors = tensors_of(model);
+    if (tensors != NULL) {
+        log_unused(tensors, label);
+        const uint32_t scaled = mr_quant_kv_layers(tensors);
+        if (scaled > 0) {
+            snprintf(model->config.kv_scales, sizeof(model->config.kv_scales),
+                     "checkpoint, %" PRIu32 " of %" PRIu32 " layers; not used", scaled,
+                     model->config.layers);
+        }
     }
     return MR_OK;
 }
@@ -213,7 +228,7 @@ static mr_status read_config(mr_model *model, const json_t *root, mr_error *err)
     const char *type = "";
     MR_TRY(mr_hf_json_string(root, "model_type", &type, err));
     MR_TRY(mr_arch_find_hf(type, &model->arch, err));
-    MR_TRY(mr_hf_refuse_quantized(root, err));
+    MR_TRY(mr_quant_config_read(json_object_get(root, "quantization_config"), &model->quant, err));
     snprintf(config->architecture, sizeof(config->architecture), "%s", model->arch->name);
     MR_TRY(model->arch->hf->read(root, model->arch->hf, config, err));
     if (model->random) {
@@ -236,6 +251,9 @@ static mr_status load_config(mr_model *model, const char *dir, mr_error *err)
     if (status != MR_OK) {
         (void)mr_fail_context(err, "config.json");
         return status;
+    }
+    if (model->quant.method == MR_QUANT_NONE) {
+        MR_TRY(mr_quant_config_open(dir, &model->quant, err));
     }
     MR_TRY(mr_hf_json_read(dir, "generation_config.json", &root, err));
     if (root != NULL) {
@@ -292,13 +310,24 @@ static mr_model *make_model(void)
     return model;
 }
 
+/* Words of a file may be in a message; what moves a terminal's cursor must not be. */
+static void clean_message(char *text)
+{
+    for (; *text != '\0'; text++) {
+        if ((unsigned char)*text < 0x20 || *text == 0x7f) {
+            *text = ' ';
+        }
+    }
+}
+
 /* Closes the model unless status is OK; the message gets the path. */
-static mr_status finish_open(mr_model *model, mr_status status, const char *label,
-                             const mr_error *local, mr_model **out, mr_error *err)
+static mr_status finish_open(mr_model *model, mr_status status, const char *label, mr_error *local,
+                             mr_model **out, mr_error *err)
 {
     if (status != MR_OK) {
         char shown[SHOWN_PATH_BYTES];
         mr_model_close(model);
+        clean_message(local->message);
         return mr_fail(err, status, "%s: %s", shown_path(label, shown), local->message);
     }
     *out = model;
@@ -413,6 +442,7 @@ void mr_model_close(mr_model *model)
     mr_chat_template_destroy(model->chat);
     free((void *)(uintptr_t)model->config.rope.inv_freq);
     free((void *)(uintptr_t)model->config.rope.long_inv_freq);
+    mr_quant_config_deinit(&model->quant);
     mr_gguf_destroy(model->gguf);
     mr_checkpoint_close(model->checkpoint);
     mr_file_map_close(&model->map);
@@ -486,6 +516,7 @@ mr_status mr_model_plan(const mr_model *model, mr_plan **out, mr_error *err)
     const mr_decoder_source source = {
         .config = &model->config,
         .names = gguf ? model->arch->gguf_names : model->arch->hf_names,
+        .quant = &model->quant,
         .tensors = tensors_of(model),
         .random_dtype = model->random_dtype,
         .random_seed = model->random_seed,

@@ -39,7 +39,8 @@ typedef struct mr_sampling_defaults {
 typedef struct mr_model_config {
     char architecture[32]; /* "llama" */
     char name[128];        /* what the file calls itself, or its file name */
-    char quantization[16]; /* the type most weight bytes have: "Q4_1" */
+    char quantization[32]; /* the type most weight bytes have: "Q4_1"; of a quantised directory
+                              method, codes and group: "gptq int4 g128" */
     uint32_t layers;
     uint32_t width; /* of the residual stream */
     uint32_t ffn_width;
@@ -63,9 +64,13 @@ typedef struct mr_model_config {
     uint32_t position_offset;   /* its row of position 0 */
     char rope_type[16];         /* "default", "linear", … "none" */
     float rope_theta;
+    float rope_factor;        /* of the scaling; 0: it has none */
+    uint32_t rope_original;   /* context before the scaling, tokens; 0: not told */
+    char rope_in_effect[96];  /* all that as text: "yarn, factor 4 of 32768 tokens" */
     mr_plan_rope rope;        /* tables in effect; its arrays are owned by the model */
     uint64_t parameters;      /* tied tensors once */
     uint64_t weights_bytes;   /* as stored */
+    char kv_scales[64];       /* what the checkpoint has of them and becomes of it; "" without */
     uint32_t eos[MR_MAX_EOS]; /* union over every place that names one; chat end tokens included */
     uint32_t n_eos;
     mr_sampling_defaults sampling;

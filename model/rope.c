@@ -5,6 +5,7 @@
 
 #include <inttypes.h>
 #include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 
 #define TWO_PI 6.283185307179586
@@ -102,4 +103,24 @@ double mr_rope_yarn_mscale(double factor, double mscale)
 double mr_rope_long_factor(double factor, double original)
 {
     return factor > 1.0 ? sqrt(1.0 + log(factor) / log(original)) : 1.0;
+}
+
+void mr_rope_describe(mr_model_config *config)
+{
+    char *out = config->rope_in_effect;
+    const size_t room = sizeof(config->rope_in_effect);
+    size_t used = (size_t)snprintf(out, room, "%s", config->rope_type);
+    if (config->rope_factor > 0.0f) {
+        used +=
+            (size_t)snprintf(out + used, room - used, ", factor %g", (double)config->rope_factor);
+    }
+    if (config->rope_original > 0) {
+        used += (size_t)snprintf(out + used, room - used, " of %" PRIu32 " tokens",
+                                 config->rope_original);
+    }
+    if (config->learned_positions == 0 && config->rope.attention_factor != 1.0f) {
+        used += (size_t)snprintf(out + used, room - used, ", attention factor %.6g",
+                                 (double)config->rope.attention_factor);
+    }
+    MR_CHECK(used < room);
 }

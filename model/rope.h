@@ -4,6 +4,7 @@
 #define MILLRACE_MODEL_ROPE_H
 
 #include "base/status.h"
+#include "model/model.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -39,5 +40,8 @@ double mr_rope_yarn_mscale(double factor, double mscale);
 /* What longrope multiplies them by: √(1 + ln(factor) / ln(original)), 1 for factor ≤ 1
  * (Ding et al., 2402.13753). */
 double mr_rope_long_factor(double factor, double original);
+
+/* Fills config->rope_in_effect from what is known of the scaling: the type, and what it has. */
+void mr_rope_describe(mr_model_config *config);
 
 #endif

@@ -6,7 +6,6 @@
 #include "model/json_sax.h"
 
 #include <inttypes.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -51,10 +50,11 @@ static const struct {
     {"I64", MR_DTYPE_I64},         {"F64", MR_DTYPE_F64},
 };
 
-mr_dtype mr_safetensors_dtype(mr_bytes name)
+/* MR_DTYPE_STORED_COUNT: the name is not known. */
+static mr_dtype dtype_of(mr_bytes name)
 {
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
-        if (mr_json_text_is(name, types[i].name)) {
+        if (mr_bytes_is(name, types[i].name)) {
             return types[i].dtype;
         }
     }
@@ -114,7 +114,7 @@ static mr_status take_dtype(parser *p, const mr_json_event *event, mr_error *err
     if (event->kind != MR_JSON_STRING) {
         return fail_field(p, "dtype", "a string", err);
     }
-    p->now.tensor.dtype = mr_safetensors_dtype(event->text);
+    p->now.tensor.dtype = dtype_of(event->text);
     if (p->now.tensor.dtype == MR_DTYPE_STORED_COUNT) {
         return mr_fail(err, MR_UNIMPLEMENTED,
                        "tensor '%s' is of type '%.*s', which this build does not know; it reads "
@@ -157,14 +157,14 @@ static mr_status take_field(parser *p, const mr_json_event *event, mr_error *err
     if (event->kind == MR_JSON_ARRAY_END) {
         return MR_OK;
     }
-    if (mr_json_text_is(event->key, "dtype")) {
+    if (mr_bytes_is(event->key, "dtype")) {
         return take_dtype(p, event, err);
     }
-    if (mr_json_text_is(event->key, "shape")) {
+    if (mr_bytes_is(event->key, "shape")) {
         MR_TRY(once(p, SEEN_SHAPE, "shape", err));
         return opens ? MR_OK : fail_field(p, "shape", "an array", err);
     }
-    if (mr_json_text_is(event->key, "data_offsets")) {
+    if (mr_bytes_is(event->key, "data_offsets")) {
         MR_TRY(once(p, SEEN_OFFSETS, "data_offsets", err));
         return opens ? MR_OK : fail_field(p, "data_offsets", "an array", err);
     }
@@ -224,7 +224,7 @@ static mr_status finish_tensor(parser *p, mr_error *err)
 
 static mr_status on_top(parser *p, const mr_json_event *event, mr_error *err)
 {
-    const bool metadata = mr_json_text_is(event->key, METADATA);
+    const bool metadata = mr_bytes_is(event->key, METADATA);
     if (event->kind == MR_JSON_OBJECT_END) {
         return metadata ? MR_OK : finish_tensor(p, err);
     }
@@ -250,14 +250,14 @@ static mr_status on_event(void *ctx, const mr_json_event *event, mr_error *err)
         return on_top(p, event, err);
     }
     const mr_bytes name = mr_json_path_key(event, 0);
-    if (mr_json_text_is(name, METADATA)) {
+    if (mr_bytes_is(name, METADATA)) {
         return MR_OK; /* free text */
     }
     if (depth == 2) {
         return take_field(p, event, err);
     }
     if (depth == 3 && event->kind == MR_JSON_NUMBER) {
-        const bool shape = mr_json_text_is(mr_json_path_key(event, 1), "shape");
+        const bool shape = mr_bytes_is(mr_json_path_key(event, 1), "shape");
         return shape ? take_dim(p, event, err) : take_offset(p, event, err);
     }
     return mr_fail(err, MR_DATA_LOSS,

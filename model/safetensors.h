@@ -31,7 +31,4 @@ void mr_safetensors_destroy(mr_safetensors *file);
 size_t mr_safetensors_count(const mr_safetensors *file);
 const mr_model_tensor *mr_safetensors_at(const mr_safetensors *file, size_t index);
 
-/* The type of this name in files ("BF16"), MR_DTYPE_STORED_COUNT if it is not known. */
-mr_dtype mr_safetensors_dtype(mr_bytes name);
-
 #endif

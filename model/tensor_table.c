@@ -58,9 +58,9 @@ void mr_tensor_table_mark_used(const mr_tensor_table *table, const mr_model_tens
 
 void mr_tensor_shape_text(const mr_model_tensor *tensor, char out[96])
 {
-    size_t used = 0;
+    size_t used = (size_t)snprintf(out, 96, "[");
     for (uint32_t i = 0; i < tensor->n_dims; i++) {
-        used += (size_t)snprintf(out + used, 96 - used, "%s%" PRIu64, i == 0 ? "[" : ", ",
+        used += (size_t)snprintf(out + used, 96 - used, "%s%" PRIu64, i == 0 ? "" : ", ",
                                  tensor->shape[i]);
     }
     snprintf(out + used, 96 - used, "]");

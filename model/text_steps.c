@@ -115,12 +115,20 @@ static void turn(mr_text_work *work)
     work->other_marks.size = 0;
 }
 
+static mr_status check_growth(const mr_text_work *work, size_t more)
+{
+    const bool fits =
+        work->other_text.size <= work->limit && more <= work->limit - work->other_text.size;
+    return fits ? MR_OK : MR_INVALID_ARGUMENT;
+}
+
 /* Puts text[begin, end) into `other` as it is. */
 static mr_status keep(mr_text_work *work, size_t begin, size_t end)
 {
     if (begin == end) {
         return MR_OK;
     }
+    MR_TRY(check_growth(work, end - begin));
     MR_TRY(mr_buffer_append(&work->other_text, work->text.data + begin, end - begin));
     return work->marked
                ? mr_buffer_append(&work->other_marks, work->marks.data + begin, end - begin)
@@ -130,6 +138,7 @@ static mr_status keep(mr_text_work *work, size_t begin, size_t end)
 /* Puts `text` into `other` for text[begin, end), which may be empty. */
 static mr_status put(mr_text_work *work, mr_bytes text, size_t begin, size_t end)
 {
+    MR_TRY(check_growth(work, text.size));
     MR_TRY(mr_buffer_append(&work->other_text, text.data, text.size));
     if (!work->marked) {
         return MR_OK;
@@ -224,6 +233,10 @@ mr_status mr_text_steps_run(const mr_text_steps *steps, bool starts, mr_text_wor
 {
     work->other_text.size = 0;
     work->other_marks.size = 0;
+    work->limit = SIZE_MAX;
+    if (work->text.size < (SIZE_MAX - MR_TEXT_GROWTH_FREE) / MR_TEXT_GROWTH) {
+        work->limit = MR_TEXT_GROWTH * work->text.size + MR_TEXT_GROWTH_FREE;
+    }
     for (uint32_t i = 0; i < steps->count && work->text.size > 0; i++) {
         MR_TRY(run_step(&steps->items[i], starts, work));
     }

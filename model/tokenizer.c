@@ -153,8 +153,16 @@ static mr_status fill_raw(mr_tokenizer *made, const mr_tokenizer_spec *spec, mr_
     for (uint32_t id = 0; id < spec->n_tokens && status == MR_OK; id++) {
         made->raw[id].data = next;
         next += made->raw[id].size;
+        if (made->raw[id].size > made->longest) {
+            made->longest = made->raw[id].size;
+        }
     }
     mr_text_steps_deinit(&decode);
+    if (status == MR_INVALID_ARGUMENT) {
+        return mr_fail(err, status,
+                       "the normalizer or the decoder makes more than %u times as much of a token",
+                       MR_TEXT_GROWTH);
+    }
     return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the vocabulary");
 }
 
@@ -217,7 +225,9 @@ static mr_status make_parts(mr_tokenizer *made, const mr_tokenizer_spec *spec, m
     MR_TRY(mr_text_steps_init(&made->prepare, spec->prepare, spec->n_prepare, err));
     MR_TRY(mr_pretokenizer_create(spec->splits, spec->n_splits, &made->pretokenizer, err));
     MR_TRY(make_added(made, spec, err));
-    return mr_bpe_create(spec, made->raw, &made->bpe, err);
+    MR_TRY(mr_bpe_create(spec, made->raw, &made->bpe, err));
+    const mr_status status = mr_piece_caches_create(&made->caches);
+    return status == MR_OK ? MR_OK : mr_fail(err, status, "no memory for the tokenizer");
 }
 
 mr_status mr_tokenizer_create(const mr_tokenizer_spec *given, mr_tokenizer **out, mr_error *err)
@@ -247,6 +257,7 @@ mr_status mr_tokenizer_create(const mr_tokenizer_spec *given, mr_tokenizer **out
 void mr_tokenizer_destroy(mr_tokenizer *tokenizer)
 {
     if (tokenizer != NULL) {
+        mr_piece_caches_destroy(tokenizer->caches);
         mr_bpe_destroy(tokenizer->bpe);
         mr_pretokenizer_destroy(tokenizer->pretokenizer);
         mr_added_tokens_deinit(&tokenizer->added);
@@ -279,6 +290,11 @@ mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id)
     return tokenizer->raw[id];
 }
 
+size_t mr_tokenizer_longest_token(const mr_tokenizer *tokenizer)
+{
+    return tokenizer->longest;
+}
+
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer)
 {
     return tokenizer->bos_id;
@@ -289,8 +305,7 @@ uint32_t mr_tokenizer_find(const mr_tokenizer *tokenizer, mr_bytes text)
     for (uint32_t id = 0; id < tokenizer->n_tokens && text.size > 0; id++) {
         const uint8_t kind = tokenizer->kinds[id];
         if ((kind == MR_TOKEN_SPECIAL || kind == MR_TOKEN_ADDED) &&
-            tokenizer->raw[id].size == text.size &&
-            memcmp(tokenizer->raw[id].data, text.data, text.size) == 0) {
+            mr_bytes_equal(tokenizer->raw[id], text)) {
             return id;
         }
     }

@@ -49,6 +49,8 @@ mr_token_kind mr_tokenizer_kind(const mr_tokenizer *tokenizer, uint32_t id);
 /* The token's own bytes (part of a character, maybe): borrowed, may be empty. `id` must be in the
  * vocabulary. */
 mr_bytes mr_tokenizer_token_bytes(const mr_tokenizer *tokenizer, uint32_t id);
+/* Bytes that the longest token stands for. */
+size_t mr_tokenizer_longest_token(const mr_tokenizer *tokenizer);
 /* BOS that raw prompts get, UINT32_MAX if none. */
 uint32_t mr_tokenizer_bos(const mr_tokenizer *tokenizer);
 

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/tokenizer_components.h"
 
+#include "model/hf_json.h"
 #include "model/json_tree.h"
 
 #include <stdio.h>
-#include <string.h>
 
 #define MAX_STRIP  16
 #define MAX_NESTED 8u /* sequences in sequences */
@@ -46,19 +46,7 @@ static mr_status refuse_type(reader *r, const char *part, const json_t *item)
 
 static bool is_type(const json_t *item, const char *name)
 {
-    return mr_json_text_is(mr_json_tree_string(item, "type"), name);
-}
-
-static mr_status read_flag(reader *r, const json_t *item, const char *key, bool *out)
-{
-    const json_t *value = json_object_get(item, key);
-    if (value == NULL || json_is_null(value)) {
-        return MR_OK;
-    }
-    *out = json_is_true(value);
-    return json_is_boolean(value)
-               ? MR_OK
-               : mr_fail(r->err, MR_DATA_LOSS, "\"%s\" is not true or false", key);
+    return mr_bytes_is(mr_json_tree_string(item, "type"), name);
 }
 
 static mr_status read_text(reader *r, const json_t *item, const char *key, mr_bytes *out)
@@ -172,9 +160,9 @@ static mr_status read_split(reader *r, const json_t *item)
         MR_TRY(read_text(r, pattern, "String", &step.pattern));
     }
     MR_TRY(read_text(r, item, "behavior", &behavior));
-    MR_TRY(read_flag(r, item, "invert", &step.invert));
+    MR_TRY(mr_hf_json_bool(item, "invert", &step.invert, r->err));
     for (size_t i = 0; i < sizeof(behaviors) / sizeof(behaviors[0]); i++) {
-        if (mr_json_text_is(behavior, behaviors[i])) {
+        if (mr_bytes_is(behavior, behaviors[i])) {
             step.behavior = (mr_split_behavior)i;
             return push_split(r, step);
         }
@@ -186,8 +174,8 @@ static mr_status read_byte_level(reader *r, const json_t *item)
 {
     bool prefix = true;
     bool pattern = true;
-    MR_TRY(read_flag(r, item, "add_prefix_space", &prefix));
-    MR_TRY(read_flag(r, item, "use_regex", &pattern));
+    MR_TRY(mr_hf_json_bool(item, "add_prefix_space", &prefix, r->err));
+    MR_TRY(mr_hf_json_bool(item, "use_regex", &pattern, r->err));
     if (prefix && r->any_split) {
         return refuse(r, "pre-tokenizer", "\"ByteLevel\" with add_prefix_space behind another");
     }
@@ -204,12 +192,12 @@ static mr_status read_byte_level(reader *r, const json_t *item)
 static mr_status read_scheme(reader *r, const json_t *item, bool *always, bool *first)
 {
     const mr_bytes scheme = mr_json_tree_string(item, "prepend_scheme");
-    *always = scheme.data == NULL || mr_json_text_is(scheme, "always");
-    *first = mr_json_text_is(scheme, "first");
+    *always = scheme.data == NULL || mr_bytes_is(scheme, "always");
+    *first = mr_bytes_is(scheme, "first");
     if (scheme.data == NULL) {
-        return read_flag(r, item, "add_prefix_space", always);
+        return mr_hf_json_bool(item, "add_prefix_space", always, r->err);
     }
-    return *always || *first || mr_json_text_is(scheme, "never")
+    return *always || *first || mr_bytes_is(scheme, "never")
                ? MR_OK
                : refuse(r, "component", "\"Metaspace\" with an unknown prepend_scheme");
 }
@@ -221,7 +209,7 @@ static mr_status read_metaspace(reader *r, const json_t *item)
     bool split = true;
     mr_bytes mark;
     MR_TRY(read_text(r, item, "replacement", &mark));
-    MR_TRY(read_flag(r, item, "split", &split));
+    MR_TRY(mr_hf_json_bool(item, "split", &split, r->err));
     MR_TRY(read_scheme(r, item, &always, &first));
     if (r->any_split) {
         return refuse(r, "pre-tokenizer", "\"Metaspace\" behind another");
@@ -243,7 +231,7 @@ static mr_status read_metaspace(reader *r, const json_t *item)
 static mr_status read_digits(reader *r, const json_t *item)
 {
     bool individual = false;
-    MR_TRY(read_flag(r, item, "individual_digits", &individual));
+    MR_TRY(mr_hf_json_bool(item, "individual_digits", &individual, r->err));
     return push_split(r, (mr_split_step){.kind = individual ? MR_SPLIT_DIGIT : MR_SPLIT_DIGITS});
 }
 
@@ -287,9 +275,9 @@ static mr_status read_model(reader *r, const json_t *model, mr_bytes *unknown)
             return refuse(r, "model", what);
         }
     }
-    MR_TRY(read_flag(r, model, "fuse_unk", &r->spec->fuse_unknown));
-    MR_TRY(read_flag(r, model, "byte_fallback", &r->spec->byte_fallback));
-    MR_TRY(read_flag(r, model, "ignore_merges", &r->spec->whole_tokens));
+    MR_TRY(mr_hf_json_bool(model, "fuse_unk", &r->spec->fuse_unknown, r->err));
+    MR_TRY(mr_hf_json_bool(model, "byte_fallback", &r->spec->byte_fallback, r->err));
+    MR_TRY(mr_hf_json_bool(model, "ignore_merges", &r->spec->whole_tokens, r->err));
     *unknown = mr_json_tree_string(model, "unk_token");
     return MR_OK;
 }
@@ -301,8 +289,7 @@ static mr_status read_strip(reader *r, const json_t *item)
     const mr_bytes content = mr_json_tree_string(item, "content");
     const json_int_t start = json_integer_value(json_object_get(item, "start"));
     const json_int_t stop = json_integer_value(json_object_get(item, "stop"));
-    if (!mr_json_text_is(content, " ") || start < 0 || start > MAX_STRIP || stop != 0 ||
-        !r->fused) {
+    if (!mr_bytes_is(content, " ") || start < 0 || start > MAX_STRIP || stop != 0 || !r->fused) {
         return refuse(r, "decoder", "\"Strip\" of anything but spaces before the whole text");
     }
     r->spec->decode_strip = (uint32_t)start;

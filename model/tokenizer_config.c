@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/tokenizer_config.h"
 
-#include <string.h>
+#include "model/hf_json.h"
 
 /* Keeps all but the copy of the added tokens, which may be long and which tokenizer.json has too.
  */
@@ -13,8 +13,7 @@ static mr_status on_event(void *ctx, const mr_json_event *event, mr_error *err)
     const mr_bytes key = at_second ? event->key
                          : below   ? mr_json_path_key(event, 0)
                                    : (mr_bytes){0};
-    return mr_json_text_is(key, "added_tokens_decoder") ? MR_OK
-                                                        : mr_json_tree_add(tree, event, err);
+    return mr_bytes_is(key, "added_tokens_decoder") ? MR_OK : mr_json_tree_add(tree, event, err);
 }
 
 static mr_status wrong_type(const char *key, const char *wanted, mr_error *err)
@@ -25,13 +24,11 @@ static mr_status wrong_type(const char *key, const char *wanted, mr_error *err)
 static mr_status read_flag(const json_t *root, const char *key, mr_tristate *out, mr_error *err)
 {
     const json_t *value = json_object_get(root, key);
-    if (value == NULL || json_is_null(value)) {
-        return MR_OK;
+    bool yes = false;
+    MR_TRY(mr_hf_json_bool(root, key, &yes, err));
+    if (value != NULL && !json_is_null(value)) {
+        *out = yes ? MR_YES : MR_NO;
     }
-    if (!json_is_boolean(value)) {
-        return wrong_type(key, "true or false", err);
-    }
-    *out = json_is_true(value) ? MR_YES : MR_NO;
     return MR_OK;
 }
 
@@ -61,7 +58,7 @@ static mr_status read_template(const json_t *root, mr_bytes *out, mr_error *err)
     }
     for (size_t i = 0; i < json_array_size(value); i++) {
         const json_t *item = json_array_get(value, i);
-        if (mr_json_text_is(mr_json_tree_string(item, "name"), "default")) {
+        if (mr_bytes_is(mr_json_tree_string(item, "name"), "default")) {
             *out = mr_json_tree_string(item, "template");
         }
     }

@@ -86,6 +86,12 @@ typedef struct encode_state {
 
 static mr_status no_memory(mr_status status, mr_error *err)
 {
+    if (status == MR_INVALID_ARGUMENT) {
+        return mr_fail(err, status,
+                       "the tokenizer's normalizer makes more than %u times as much of the text; "
+                       "send token ids",
+                       MR_TEXT_GROWTH);
+    }
     return mr_fail(err, status, "no memory for the ids of a text");
 }
 
@@ -261,7 +267,9 @@ mr_status mr_tokenizer_encode(const mr_tokenizer *tokenizer, const void *text, s
     added_search search = {
         .tokenizer = tokenizer, .text = data, .bytes = bytes, .options = options};
     MR_TRY(mr_piece_cursor_init(&state.cursor, tokenizer->pretokenizer, err));
+    state.scratch.cache = mr_piece_caches_take(tokenizer->caches);
     mr_status status = encode_text(&state, &search, out, err);
+    mr_piece_cache_give(state.scratch.cache);
     if (status == MR_OK && options->add_special) {
         status = add_special(tokenizer, first, out, err);
     }

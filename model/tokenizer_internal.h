@@ -16,6 +16,7 @@ struct mr_tokenizer {
     uint32_t bos_id; /* MR_NO_ID: raw prompts get none */
     uint32_t eos_id; /* MR_NO_ID: raw prompts get none */
     uint8_t *kinds;  /* owns, [n_tokens] mr_token_kind */
+    size_t longest;  /* bytes of the longest of `raw` */
     mr_bytes *raw;   /* owns, [n_tokens]: what each token stands for, in `arena` */
     uint8_t *arena;  /* owns */
     uint32_t decode_strip;
@@ -26,6 +27,7 @@ struct mr_tokenizer {
     mr_added_tokens added_normalized; /* matched in what the normaliser left */
     mr_pretokenizer *pretokenizer;    /* owns */
     mr_bpe *bpe;                      /* owns */
+    mr_piece_caches *caches;          /* owns */
 };
 
 #endif

@@ -6,15 +6,11 @@
 #ifndef MILLRACE_MODEL_TOKENIZER_SPEC_H
 #define MILLRACE_MODEL_TOKENIZER_SPEC_H
 
+#include "base/bytes.h"
+
 #include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* A byte string that is not NUL-terminated. */
-typedef struct mr_bytes {
-    const uint8_t *data;
-    size_t size;
-} mr_bytes;
 
 typedef enum mr_token_kind {
     MR_TOKEN_NORMAL,

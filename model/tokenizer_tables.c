@@ -86,6 +86,15 @@ static mr_status take_merge_part(mr_tokenizer_tables *tables, const mr_json_even
     return no_memory(mr_buffer_append(&tables->texts, " ", 1), err);
 }
 
+/* The second text of the last merge is there. */
+static mr_status finish_pair(mr_tokenizer_tables *tables)
+{
+    mr_merge_entry *last =
+        (mr_merge_entry *)(void *)(tables->merges.data + tables->merges.size - sizeof(*last));
+    last->text.size = tables->texts.size - tables->merge_begin;
+    return MR_OK;
+}
+
 static mr_status take_merge(mr_tokenizer_tables *tables, const mr_json_event *event, mr_error *err)
 {
     if (mr_json_depth(event) == 4 && event->kind != MR_JSON_ARRAY_END) {
@@ -97,15 +106,9 @@ static mr_status take_merge(mr_tokenizer_tables *tables, const mr_json_event *ev
     case MR_JSON_ARRAY_BEGIN:
         tables->merge_parts = 0;
         return MR_OK;
-    case MR_JSON_ARRAY_END: {
-        mr_merge_entry *last =
-            (mr_merge_entry *)(void *)(tables->merges.data + tables->merges.size - sizeof(*last));
-        if (tables->merge_parts != 2) {
-            return corrupt(event, "merges", "is not a pair of tokens", err);
-        }
-        last->text.size = tables->texts.size - tables->merge_begin;
-        return MR_OK;
-    }
+    case MR_JSON_ARRAY_END:
+        return tables->merge_parts == 2 ? finish_pair(tables)
+                                        : corrupt(event, "merges", "is not a pair of tokens", err);
     default:
         return corrupt(event, "merges", "is neither a text nor a pair", err);
     }
@@ -124,7 +127,7 @@ static bool *flag_of(mr_added_entry *entry, mr_bytes key)
         {"single_word", &entry->token.single_word},
     };
     for (size_t i = 0; i < sizeof(flags) / sizeof(flags[0]); i++) {
-        if (mr_json_text_is(key, flags[i].name)) {
+        if (mr_bytes_is(key, flags[i].name)) {
             return flags[i].flag;
         }
     }
@@ -144,12 +147,12 @@ static mr_status take_added_field(mr_tokenizer_tables *tables, const mr_json_eve
                    ? MR_OK
                    : corrupt(event, "added_tokens", "is not true or false", err);
     }
-    if (mr_json_text_is(event->key, "content")) {
+    if (mr_bytes_is(event->key, "content")) {
         entry->has_text = true;
         return event->kind == MR_JSON_STRING ? keep_text(tables, event->text, &entry->text, err)
                                              : corrupt(event, "added_tokens", "is not a text", err);
     }
-    if (!mr_json_text_is(event->key, "id")) {
+    if (!mr_bytes_is(event->key, "id")) {
         return mr_fail(err, MR_UNIMPLEMENTED,
                        "added tokens have the field \"%.*s\", which this build does not know",
                        event->key.size < 60 ? (int)event->key.size : 60,
@@ -186,16 +189,16 @@ static mr_status take_added(mr_tokenizer_tables *tables, const mr_json_event *ev
 static uint32_t table_of(const mr_json_event *event)
 {
     const uint32_t depth = mr_json_depth(event);
-    if (depth == 1 && mr_json_text_is(event->key, "added_tokens")) {
+    if (depth == 1 && mr_bytes_is(event->key, "added_tokens")) {
         return IN_ADDED;
     }
-    if (depth != 2 || !mr_json_text_is(mr_json_path_key(event, 0), "model")) {
+    if (depth != 2 || !mr_bytes_is(mr_json_path_key(event, 0), "model")) {
         return IN_NONE;
     }
-    if (mr_json_text_is(event->key, "vocab")) {
+    if (mr_bytes_is(event->key, "vocab")) {
         return IN_VOCAB;
     }
-    return mr_json_text_is(event->key, "merges") ? IN_MERGES : IN_NONE;
+    return mr_bytes_is(event->key, "merges") ? IN_MERGES : IN_NONE;
 }
 
 static mr_status begin_table(mr_tokenizer_tables *tables, const mr_json_event *event,

@@ -6,6 +6,7 @@
 #include "base/buffer.h"
 #include "base/hash_map.h"
 #include "model/json_tree.h"
+#include "model/tokenizer_spec.h"
 
 /* A text in mr_tokenizer_tables.texts. */
 typedef struct mr_text_ref {

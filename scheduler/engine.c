@@ -10,6 +10,9 @@
 #include <stddef.h>
 #include <stdlib.h>
 
+/* Longer than any copy takes on a machine that works. */
+#define TRANSFER_TIMEOUT_NS (2 * MR_NS_PER_S)
+
 struct mr_engine {
     mr_clock clock;
     mr_exec *exec;  /* borrows */
@@ -59,9 +62,10 @@ static void device_failed(mr_engine *engine, const mr_error *err)
     if (engine->failure.status == MR_OK) {
         mr_fail(&engine->failure, MR_INTERNAL, "the device failed and did not say why");
     }
-    mr_log(MR_LOG_ERROR, "engine", "the device failed, every request ends",
-           "status=%s error=\"%s\"", mr_status_name(engine->failure.status),
-           engine->failure.message);
+    char cause[2 * MR_ERROR_MESSAGE_MAX];
+    mr_log(MR_LOG_ERROR, "engine", "the device failed, every request ends", "status=%s error=%s",
+           mr_status_name(engine->failure.status),
+           mr_log_quote(engine->failure.message, cause, sizeof(cause)));
     mr_scheduler_fail(engine->scheduler, &engine->failure, mr_clock_now(&engine->clock));
 }
 
@@ -173,9 +177,6 @@ static void *engine_main(void *arg)
     engine->scheduler = NULL;
     return NULL;
 }
-
-/* Longer than any copy takes on a machine that works. */
-#define TRANSFER_TIMEOUT_NS (2 * MR_NS_PER_S)
 
 static mr_status create_tier(mr_engine *engine, const mr_engine_options *options, mr_error *err)
 {

@@ -98,8 +98,6 @@ struct mr_scheduler {
 
 /* outbox.c */
 
-/* Marks the request as one with news. */
-void mr_scheduler_announce(mr_scheduler *scheduler, mr_group *group);
 /* Accounts for the end of a choice with so many tokens, and of its request if it was the last one.
  * The choice's last event is pushed next. */
 void mr_scheduler_close(mr_scheduler *scheduler, mr_group *group, mr_finish finish, uint32_t tokens,

@@ -2,7 +2,8 @@
 #include "scheduler/internal.h"
 #include "scheduler/swap.h"
 
-void mr_scheduler_announce(mr_scheduler *s, mr_group *group)
+/* The request is in the news of the next publish(), once. */
+static void announce(mr_scheduler *s, mr_group *group)
 {
     if (group->announced) {
         return;
@@ -55,7 +56,7 @@ void mr_scheduler_give(mr_scheduler *s, mr_group *group, mr_token_event *entry)
     entry->last = group->n_open == 0;
     mr_ring_commit(&group->request->events);
     group->ring_space--;
-    mr_scheduler_announce(s, group);
+    announce(s, group);
 }
 
 void mr_scheduler_push(mr_scheduler *s, mr_group *group, const mr_token_event *event,

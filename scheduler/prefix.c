@@ -188,7 +188,8 @@ void mr_scheduler_prefix_register(mr_scheduler *s, mr_sequence *sequence, uint32
     }
     hash_until(s, sequence, end);
     /* A twin's blocks, below which its own would hang, may be gone by now. */
-    while (first > 0 && !mr_prefix_index_has_hash(index, hash_at(s, sequence, first - 1))) {
+    while (first > 0 && !mr_prefix_index_has_hash(index, hash_at(s, sequence, first - 1),
+                                                  sequence->blocks[first - 1])) {
         first--;
     }
     for (uint32_t block = first; block < end; block++) {

@@ -15,6 +15,9 @@
 #include "scheduler/prefix.h"
 #include "scheduler/swap.h"
 
+/* Blocks whose bookkeeping is fetched while those before them are released. */
+#define AHEAD 8u
+
 bool mr_scheduler_protects(const mr_scheduler *s, const mr_sequence *sequence)
 {
     return sequence->preemptions >= s->options.max_preemptions;
@@ -40,6 +43,9 @@ static void release_one(mr_scheduler *s, mr_sequence *sequence)
 {
     /* The pool is last in, first out: this way the blocks come back in the same order. */
     while (sequence->n_blocks > sequence->first_block) {
+        if (sequence->n_blocks > sequence->first_block + AHEAD) {
+            mr_block_pool_expect_unref(s->pool, sequence->blocks[sequence->n_blocks - 1 - AHEAD]);
+        }
         mr_block_pool_unref(s->pool, sequence->blocks[--sequence->n_blocks]);
     }
     s->free_slots[s->n_free_slots++] = sequence->slot;

@@ -1,9 +1,10 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/cli.h"
 
+#include "base/digits.h"
 #include "base/log.h"
-#include "service/generation.h"
 #include "service/nearest.h"
+#include "service/unsupported.h"
 
 #include <errno.h>
 #include <stdarg.h>
@@ -116,35 +117,21 @@ static int fail_unknown(const mr_cli_command *command, const char *name)
     return mr_cli_fail_usage("unknown option %s; did you mean --%s?", dashed, nearest.best);
 }
 
-/* Digits only, up to `end`. */
-static bool parse_count(const char *text, const char *end, uint64_t *out)
-{
-    uint64_t value = 0;
-    for (const char *at = text; at < end; at++) {
-        if (*at < '0' || *at > '9' || __builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, (uint64_t)(*at - '0'), &value)) {
-            return false;
-        }
-    }
-    *out = value;
-    return end > text;
-}
-
 static bool parse_counts(const char *text, mr_cli_counts *out)
 {
     out->count = 0;
     for (const char *at = text;; at++) {
-        const char *end = at + strcspn(at, ",");
+        const size_t digits = strcspn(at, ",");
         uint64_t value;
-        if (out->count == MR_CLI_MAX_LIST || !parse_count(at, end, &value) || value == 0 ||
+        if (out->count == MR_CLI_MAX_LIST || !mr_digits_u64(at, digits, &value) || value == 0 ||
             value > UINT32_MAX) {
             return false;
         }
         out->items[out->count++] = (uint32_t)value;
-        if (*end == '\0') {
+        at += digits;
+        if (*at == '\0') {
             return true;
         }
-        at = end;
     }
 }
 
@@ -175,7 +162,7 @@ static const char *store_value(const mr_cli_option *option, const char *text)
         return NULL;
     }
     case MR_CLI_COUNT:
-        return parse_count(text, text + strlen(text), option->value) ? NULL : "a whole number";
+        return mr_digits_u64(text, strlen(text), option->value) ? NULL : "a whole number";
     case MR_CLI_FLOAT:
         return parse_float(text, option->value) ? NULL : "a number";
     case MR_CLI_COUNTS:

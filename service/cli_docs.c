@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/cli_docs.h"
 
-#include <ctype.h>
 #include <string.h>
 
 void mr_cli_catalogue_visit(const mr_cli_catalogue *catalogue, mr_cli_visit_fn visit, void *ctx)

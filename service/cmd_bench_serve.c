@@ -9,7 +9,6 @@
 
 #include <inttypes.h>
 #include <math.h>
-#include <string.h>
 
 #define MODEL_TIMEOUT_MS 30000
 #define MAX_REQUESTS     1000000u
@@ -20,9 +19,11 @@
 typedef struct serve_options {
     const char *server;
     const char *key_file;
-    uint64_t requests, concurrency, prompt_tokens, output_tokens, seed, timeout_ms;
+    uint64_t requests, concurrency, static_batch, seed, timeout_ms;
+    uint64_t prompt_tokens, prompt_tokens_max, output_tokens, output_tokens_max;
     float rate, slo_ttft_ms, slo_itl_ms;
-    bool has_concurrency, has_rate, has_slo_ttft, has_slo_itl;
+    bool has_concurrency, has_static_batch, has_rate, has_slo_ttft, has_slo_itl;
+    bool has_prompt_max, has_output_max;
     bool json;
 } serve_options;
 
@@ -65,8 +66,10 @@ static json_t *goodput_object(const serve_options *o, const mr_load_result *resu
     if (!o->has_slo_ttft && !o->has_slo_itl) {
         return json_null();
     }
-    json_t *object = json_pack("{s:I, s:f}", "good", (json_int_t)result->good, "requests_per_s",
-                               (double)result->good / seconds(result));
+    json_t *object =
+        json_pack("{s:I, s:f, s:f}", "good", (json_int_t)result->good, "requests_per_s",
+                  (double)result->good / seconds(result), "output_tokens_per_s",
+                  (double)result->good_tokens / seconds(result));
     int failed = json_object_set_new(
         object, "slo_ttft_ms", o->has_slo_ttft ? json_real((double)o->slo_ttft_ms) : json_null());
     failed |= json_object_set_new(object, "slo_itl_ms",
@@ -89,15 +92,18 @@ static json_t *report_object(const serve_options *o, const mr_client_model *mode
         summary_object(&report->e2e), "tpot_ms", summary_object(&report->tpot), "late_ms",
         summary_object(&report->late));
     json_t *more = json_pack(
-        "{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:o, s:o}", "server",
-        o->server, "model", model->name, "backend", model->backend, "version", model->version,
-        "loop", o->has_rate ? "open" : "closed", "prompt_tokens", (json_int_t)o->prompt_tokens,
-        "output_tokens", (json_int_t)o->output_tokens, "seed", (json_int_t)o->seed, "duration_s",
+        "{s:s, s:s, s:s, s:s, s:s, s:I, s:I, s:I, s:I, s:I, s:f, s:f, s:I, s:I, s:I, s:o, s:o}",
+        "server", o->server, "model", model->name, "backend", model->backend, "version",
+        model->version, "loop", o->has_rate ? "open" : "closed", "prompt_tokens",
+        (json_int_t)o->prompt_tokens, "prompt_tokens_max", (json_int_t)o->prompt_tokens_max,
+        "output_tokens", (json_int_t)o->output_tokens, "output_tokens_max",
+        (json_int_t)o->output_tokens_max, "seed", (json_int_t)o->seed, "duration_s",
         (double)result->duration_ns / 1e9, "requests_per_s", (double)result->done / seconds(result),
         "max_in_flight", (json_int_t)result->most_in_flight, "cached_tokens",
         (json_int_t)result->cached_tokens, "done", (json_int_t)result->done, "errors",
         errors_object(result), "goodput", goodput_object(o, result));
-    json_t *mode = o->has_rate ? json_pack("{s:f}", "rate", (double)o->rate)
+    json_t *mode = o->has_rate ? json_pack("{s:f, s:I}", "rate", (double)o->rate, "static_batch",
+                                           (json_int_t)o->static_batch)
                                : json_pack("{s:I}", "concurrency", (json_int_t)o->concurrency);
     const bool failed = more == NULL || mode == NULL || json_object_update(object, more) != 0 ||
                         json_object_update(object, mode) != 0;
@@ -117,24 +123,37 @@ static void print_summary(const char *what, const mr_load_summary *s)
     }
 }
 
+static void print_lengths(const char *before, uint64_t least, uint64_t most)
+{
+    printf("%s%" PRIu64, before, least);
+    if (most > least) {
+        printf("-%" PRIu64, most);
+    }
+}
+
 static void print_table(const serve_options *o, const mr_client_model *model,
                         const mr_load_result *result, const serve_report *report)
 {
     printf("%s on %s, %s\n", model->name, o->server, model->backend);
     if (o->has_rate) {
         printf("open loop, %g requests/s", (double)o->rate);
+        if (o->has_static_batch) {
+            printf(" in static batches of %" PRIu64, o->static_batch);
+        }
     } else {
         printf("closed loop, %" PRIu64 " at a time", o->concurrency);
     }
-    printf("; %" PRIu64 " + %" PRIu64 " tokens; at most %" PRIu32 " under way\n\n",
-           o->prompt_tokens, o->output_tokens, result->most_in_flight);
+    print_lengths("; ", o->prompt_tokens, o->prompt_tokens_max);
+    print_lengths(" + ", o->output_tokens, o->output_tokens_max);
+    printf(" tokens; at most %" PRIu32 " under way\n\n", result->most_in_flight);
     printf("%" PRIu64 " requests, %" PRIu64 " failed, in %.2f s: %.1f output tokens/s, %.2f "
            "requests/s\n",
            o->requests, result->failed, (double)result->duration_ns / 1e9,
            (double)result->output_tokens / seconds(result), (double)result->done / seconds(result));
     if (o->has_slo_ttft || o->has_slo_itl) {
-        printf("%" PRIu64 " within the objectives: %.2f requests/s\n", result->good,
-               (double)result->good / seconds(result));
+        printf("%" PRIu64 " within the objectives: %.2f requests/s, %.1f output tokens/s\n",
+               result->good, (double)result->good / seconds(result),
+               (double)result->good_tokens / seconds(result));
     }
     printf("\n%-22s %10s %10s %10s %10s\n", "ms", "p50", "p90", "p99", "max");
     print_summary("first token", &report->ttft);
@@ -174,12 +193,13 @@ static mr_status check_length(const serve_options *o, const mr_client_model *mod
     if (model->vocab_size == 0) {
         return mr_fail(err, MR_INTERNAL, "%s: the served model has no vocabulary", o->server);
     }
-    if (o->prompt_tokens + o->output_tokens > model->max_seq_length) {
+    if (o->prompt_tokens_max + o->output_tokens_max > model->max_seq_length) {
         return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "--prompt-tokens %" PRIu64 " and --output-tokens %" PRIu64
-                       " are together more than the %" PRIu32
+                       "prompts of %" PRIu64 " and outputs of %" PRIu64
+                       " tokens are together more than the %" PRIu32
                        " that %s allows: lower one, or serve with a larger max_seq_length",
-                       o->prompt_tokens, o->output_tokens, model->max_seq_length, o->server);
+                       o->prompt_tokens_max, o->output_tokens_max, model->max_seq_length,
+                       o->server);
     }
     return MR_OK;
 }
@@ -208,9 +228,10 @@ static int run(const serve_options *o)
         const mr_load_spec spec = {
             .requests = (uint32_t)o->requests,
             .concurrency = o->has_rate ? 0 : (uint32_t)o->concurrency,
+            .static_batch = (uint32_t)o->static_batch,
             .rate = (double)o->rate,
-            .prompt_tokens = (uint32_t)o->prompt_tokens,
-            .output_tokens = (uint32_t)o->output_tokens,
+            .prompt_tokens = {(uint32_t)o->prompt_tokens, (uint32_t)o->prompt_tokens_max},
+            .output_tokens = {(uint32_t)o->output_tokens, (uint32_t)o->output_tokens_max},
             .vocab_size = model.vocab_size,
             .seed = o->seed,
             .timeout_ms = o->timeout_ms,
@@ -229,13 +250,31 @@ static int run(const serve_options *o)
     return code;
 }
 
+static bool valid_lengths(uint64_t least, uint64_t most)
+{
+    return least >= 1 && least <= most && most <= 1u << 20;
+}
+
+static int check_lengths(const serve_options *o)
+{
+    if (!valid_lengths(o->prompt_tokens, o->prompt_tokens_max) ||
+        !valid_lengths(o->output_tokens, o->output_tokens_max) ||
+        o->requests * o->output_tokens_max > MAX_SAMPLES) {
+        return mr_cli_fail_usage("bench serve: --prompt-tokens and --output-tokens take 1 to "
+                                 "1048576, the options with -max no less than these; all requests "
+                                 "together at most %u output tokens",
+                                 MAX_SAMPLES);
+    }
+    return MR_EXIT_OK;
+}
+
 /* MR_EXIT_OK, or the message is printed. */
 static int check(const serve_options *o)
 {
     if (o->server == NULL) {
         return mr_cli_fail_usage("bench serve: --server HOST:PORT is missing");
     }
-    if (!mr_address_valid(o->server)) {
+    if (!mr_listen_is_address(o->server)) {
         return mr_cli_fail_server(o->server);
     }
     if (o->has_concurrency && o->has_rate) {
@@ -252,18 +291,17 @@ static int check(const serve_options *o)
                                  "%.0f",
                                  (double)MAX_RATE);
     }
-    if (o->prompt_tokens < 1 || o->prompt_tokens > 1u << 20 || o->output_tokens < 1 ||
-        o->output_tokens > 1u << 20 || o->requests * o->output_tokens > MAX_SAMPLES) {
-        return mr_cli_fail_usage("bench serve: --prompt-tokens and --output-tokens take 1 to "
-                                 "1048576, all requests together at most %u output tokens",
-                                 MAX_SAMPLES);
+    if (o->has_static_batch &&
+        (!o->has_rate || o->static_batch < 1 || o->static_batch > MAX_CONCURRENCY)) {
+        return mr_cli_fail_usage("bench serve: --static-batch takes 1 to %u, and needs --rate",
+                                 MAX_CONCURRENCY);
     }
     if ((o->has_slo_ttft && !(o->slo_ttft_ms > 0.0f)) ||
         (o->has_slo_itl && !(o->slo_itl_ms > 0.0f)) || o->seed >= UINT64_C(1) << 53) {
         return mr_cli_fail_usage("bench serve: --slo-ttft-ms and --slo-itl-ms take numbers above "
                                  "0, --seed 0 to 2^53 - 1");
     }
-    return MR_EXIT_OK;
+    return check_lengths(o);
 }
 
 int mr_cmd_bench_serve(int argc, char **argv)
@@ -278,17 +316,23 @@ int mr_cmd_bench_serve(int argc, char **argv)
          "closed loop: so many at a time (default 8)"},
         {"rate", MR_CLI_FLOAT, &o.rate, &o.has_rate, "R",
          "open loop: Poisson arrivals, R a second, whatever is still under way"},
+        {"static-batch", MR_CLI_COUNT, &o.static_batch, &o.has_static_batch, "N",
+         "open loop: … sent N at a time, the next when all of these have ended"},
         {"prompt-tokens", MR_CLI_COUNT, &o.prompt_tokens, NULL, "P",
          "random tokens of each prompt (default 128)"},
+        {"prompt-tokens-max", MR_CLI_COUNT, &o.prompt_tokens_max, &o.has_prompt_max, "P",
+         "… from --prompt-tokens to P, each as likely (default: no range)"},
         {"output-tokens", MR_CLI_COUNT, &o.output_tokens, NULL, "O",
          "tokens that each generates, end tokens ignored (default 64)"},
+        {"output-tokens-max", MR_CLI_COUNT, &o.output_tokens_max, &o.has_output_max, "O",
+         "… from --output-tokens to O (default: no range)"},
         {"slo-ttft-ms", MR_CLI_FLOAT, &o.slo_ttft_ms, &o.has_slo_ttft, "X",
          "goodput: requests whose first token came within X ms"},
         {"slo-itl-ms", MR_CLI_FLOAT, &o.slo_itl_ms, &o.has_slo_itl, "Y",
          "goodput: … and whose mean time between tokens is at most Y ms"},
         {"timeout-ms", MR_CLI_COUNT, &o.timeout_ms, NULL, "N",
          "deadline of each request (default: none)"},
-        {"seed", MR_CLI_COUNT, &o.seed, NULL, "N", "of prompts and arrivals (default 0)"},
+        {"seed", MR_CLI_COUNT, &o.seed, NULL, "N", "of prompts, lengths and arrivals (default 0)"},
         {"json", MR_CLI_FLAG, &o.json, NULL, NULL, "a JSON object instead of a table"},
     };
     const mr_cli_command command = {
@@ -301,7 +345,9 @@ int mr_cmd_bench_serve(int argc, char **argv)
         .n_options = sizeof(options) / sizeof(options[0]),
         .examples = "millrace bench serve --server 127.0.0.1:8001 --requests 100 --concurrency 8\n"
                     "millrace bench serve --server 127.0.0.1:8001 --requests 500 --rate 4 "
-                    "--slo-ttft-ms 500 --slo-itl-ms 100 --json\n",
+                    "--slo-ttft-ms 500 --slo-itl-ms 100 --json\n"
+                    "millrace bench serve --server 127.0.0.1:8001 --rate 4 --prompt-tokens 64 "
+                    "--prompt-tokens-max 512\n",
         .mistakes = "A closed loop slows down with the server and hides its queue: --rate shows "
                     "what users would see.\n"
                     "Client and server share the CPU: run it from another machine; \"late\" says "
@@ -314,6 +360,8 @@ int mr_cmd_bench_serve(int argc, char **argv)
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
     }
+    o.prompt_tokens_max = o.has_prompt_max ? o.prompt_tokens_max : o.prompt_tokens;
+    o.output_tokens_max = o.has_output_max ? o.output_tokens_max : o.output_tokens;
     const int checked = check(&o);
     return checked == MR_EXIT_OK ? run(&o) : checked;
 }

@@ -248,7 +248,7 @@ static int generate_one(const generate_options *options)
     int status = MR_EXIT_OK;
     if (options->operands.count > 0) {
         const char *text = options->operands.items[0];
-        prompt = (mr_bytes){(const uint8_t *)text, strlen(text)};
+        prompt = mr_bytes_of(text);
     } else {
         status = read_prompt(&input, &prompt);
     }
@@ -297,7 +297,7 @@ static void lend_stops(generate_options *o)
 
 static int generate(generate_options *o)
 {
-    if (o->server != NULL && !mr_address_valid(o->server)) {
+    if (o->server != NULL && !mr_listen_is_address(o->server)) {
         return mr_cli_fail_server(o->server);
     }
     lend_stops(o);

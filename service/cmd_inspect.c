@@ -16,8 +16,9 @@ static json_t *rope_object(const mr_model_config *config)
         }
     }
     json_t *rope =
-        json_pack("{s:s, s:f, s:I, s:s, s:o, s:f}", "type", config->rope_type, "theta",
-                  (double)config->rope_theta, "dims", (json_int_t)config->rope.dims, "pairing",
+        json_pack("{s:s, s:s, s:f, s:I, s:s, s:o, s:f}", "type", config->rope_type, "in_effect",
+                  config->rope_in_effect, "theta", (double)config->rope_theta, "dims",
+                  (json_int_t)config->rope.dims, "pairing",
                   config->rope.pairing == MR_ROPE_INTERLEAVED ? "interleaved" : "halves",
                   "inv_freq", inv_freq, "attention_factor", (double)config->rope.attention_factor);
     /* The frequencies above are of prompts up to this length. */
@@ -40,9 +41,9 @@ static json_t *tensor_object(const mr_model_tensor *tensor)
             return NULL;
         }
     }
-    return json_pack("{s:s, s:s, s:o, s:I}", "name", tensor->name, "type",
+    return json_pack("{s:s, s:s, s:o, s:I, s:b}", "name", tensor->name, "type",
                      mr_dtype_info_get(tensor->dtype)->name, "shape", shape, "bytes",
-                     (json_int_t)tensor->bytes);
+                     (json_int_t)tensor->bytes, "used", (int)tensor->used);
 }
 
 static json_t *tensors_array(const mr_model *model)
@@ -105,6 +106,9 @@ static json_t *model_object(const mr_model *model)
     failed |= json_object_set_new(object, "eos_token_ids", eos);
     failed |= json_object_set_new(object, "memory", memory);
     failed |= json_object_set_new(object, "rope", rope_object(config));
+    if (config->kv_scales[0] != '\0') {
+        failed |= json_object_set_new(object, "kv_scales", json_string(config->kv_scales));
+    }
     failed |= json_object_set_new(object, "tensors", tensors_array(model));
     if (failed != 0) {
         json_decref(object);
@@ -128,12 +132,15 @@ static void print_text(const mr_model *model)
            ", f32 %" PRIu64 "\n",
            kv_bytes_per_token(c, MR_DTYPE_BF16), kv_bytes_per_token(c, MR_DTYPE_I8),
            kv_bytes_per_token(c, MR_DTYPE_F32));
+    if (c->kv_scales[0] != '\0') {
+        printf("  KV scales       %s\n", c->kv_scales);
+    }
     printf("  positions       ");
     if (c->learned_positions > 0) {
         printf("learned, %" PRIu32 "\n", c->context_length);
     } else {
-        printf("RoPE %s, theta %g, %" PRIu32 " dimensions\n", c->rope_type, (double)c->rope_theta,
-               c->rope.dims);
+        printf("RoPE %s, theta %g, %" PRIu32 " dimensions\n", c->rope_in_effect,
+               (double)c->rope_theta, c->rope.dims);
     }
     if (c->window > 0) {
         printf("  window          %" PRIu32 " tokens\n", c->window);

@@ -5,6 +5,7 @@
 #include "base/event.h"
 #include "base/log.h"
 #include "service/commands.h"
+#include "service/listen.h"
 #include "service/metrics_http.h"
 #include "service/server.h"
 
@@ -41,13 +42,6 @@ static void block_signals(sigset_t *set)
     signal(SIGPIPE, SIG_IGN);
 }
 
-/* HOST of HOST:PORT, as it was given. */
-static int host_length(const char *listen)
-{
-    const char *colon = strrchr(listen, ':');
-    return (int)(colon == NULL ? strlen(listen) : (size_t)(colon - listen));
-}
-
 static void log_configuration(const mr_runtime *runtime)
 {
     mr_buffer text = {0};
@@ -75,10 +69,11 @@ static void log_ready(const mr_runtime *runtime, const char *listen, int port, u
     char name[264];
     mr_log(MR_LOG_INFO, "serve", "ready",
            "address=\"%.*s:%d\" model=%s backend=%s threads=%" PRIu32 " max_seq_length=%" PRIu32
-           " kv_blocks=%" PRIu32 " load_ms=%" PRIu64,
-           host_length(listen), listen, port,
+           " kv_blocks=%" PRIu32 " rope=\"%s\" load_ms=%" PRIu64,
+           (int)mr_listen_host_bytes(listen), listen, port,
            mr_log_quote(mr_runtime_model_name(runtime), name, sizeof(name)), backend->name,
            backend->threads, config->max_seq_length, mr_runtime_exec_options(runtime)->n_blocks - 1,
+           mr_model_config_get(mr_runtime_model(runtime))->rope_in_effect,
            (uint64_t)(load_ns / MR_NS_PER_MS));
 }
 
@@ -273,27 +268,26 @@ static mr_status start_listening(const addresses *where, const mr_config *config
         .keepalive = {.time_ms = config->keepalive_time_ms,
                       .timeout_ms = config->keepalive_timeout_ms,
                       .min_ping_interval_ms = config->keepalive_min_ping_interval_ms,
-                      .permit_without_calls =
-                          strcmp(config->keepalive_permit_without_calls, "true") == 0},
-        .reflection = strcmp(config->reflection_enable, "true") == 0,
-        .admin = strcmp(config->admin_enable, "true") == 0,
+                      .permit_without_calls = config->keepalive_permit_without_calls},
+        .max_message_bytes = config->max_message_bytes,
+        .reflection = config->reflection_enable,
+        .admin = config->admin_enable,
         .tenants = &config->tenants,
     };
     MR_TRY(mr_server_start(&options, server, err));
     if (where->metrics != NULL) {
-        const bool vllm_names = strcmp(config->metrics_vllm_names, "true") == 0;
         const mr_status status =
-            mr_metrics_http_start(where->metrics, *server, vllm_names, http, err);
+            mr_metrics_http_start(where->metrics, *server, config->metrics_vllm_names, http, err);
         if (status != MR_OK) {
             mr_server_destroy(*server);
             (void)mr_fail_context(err, "--metrics-listen");
             return status;
         }
     }
-    printf("listening on %.*s:%d\n", host_length(where->listen), where->listen,
+    printf("listening on %.*s:%d\n", (int)mr_listen_host_bytes(where->listen), where->listen,
            mr_server_port(*server));
     if (where->metrics != NULL) {
-        printf("metrics on %.*s:%d\n", host_length(where->metrics), where->metrics,
+        printf("metrics on %.*s:%d\n", (int)mr_listen_host_bytes(where->metrics), where->metrics,
                mr_metrics_http_port(*http));
     }
     fflush(stdout);

@@ -14,7 +14,8 @@
 /* What malloc adds to a block, and its smallest step. */
 #define HEAP_OVERHEAD UINT64_C(16)
 
-uint64_t mr_codec_budget(size_t bytes)
+/* The allocator's own overhead included. */
+static uint64_t budget_of(size_t bytes)
 {
     uint64_t scaled = 0;
     uint64_t budget = 0;
@@ -53,7 +54,7 @@ static void metered_free(void *ctx, void *block)
 mr_status mr_codec_decode(const ProtobufCMessageDescriptor *type, const uint8_t *data, size_t bytes,
                           ProtobufCMessage **out, mr_error *err)
 {
-    const uint64_t budget = mr_codec_budget(bytes);
+    const uint64_t budget = budget_of(bytes);
     heap_meter meter = {.left = budget};
     ProtobufCAllocator allocator = {
         .alloc = metered_alloc, .free = metered_free, .allocator_data = &meter};

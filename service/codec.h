@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Between gRPC's byte buffers and protobuf-c messages. A small message of many tiny fields can ask
- * for fifty times its size in memory, so decoding has a budget. Any thread.
+ * for fifty times its size in memory, so decoding has a budget: 8 times the
+ * message and 1 MiB. Any thread.
  */
 #ifndef MILLRACE_SERVICE_CODEC_H
 #define MILLRACE_SERVICE_CODEC_H
@@ -12,10 +13,6 @@
 #include <protobuf-c/protobuf-c.h>
 #include <stddef.h>
 #include <stdint.h>
-
-/* Bytes of heap that decoding a message of `bytes` may take in all, the allocator's own overhead
- * included: 8 times the message and 1 MiB. */
-uint64_t mr_codec_budget(size_t bytes);
 
 /* Gives the message, to be freed with mr_codec_free. INVALID_ARGUMENT (not a message of this type),
  * RESOURCE_EXHAUSTED (over the budget, or memory is short). */

@@ -5,12 +5,13 @@
 #include "service/config_internal.h"
 #include "service/config_list.h"
 #include "service/config_value.h"
-#include "service/generation.h"
 #include "service/nearest.h"
+#include "service/unsupported.h"
 
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #define ENV_PREFIX "MILLRACE_"
@@ -23,6 +24,8 @@ extern char **environ;
 static const mr_config_key keys[] = {
 #define MR_CONFIG_TEXT(name, field, value, choices, meaning)                                       \
     {name, MR_KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, 0},
+#define MR_CONFIG_FLAG(name, field, value, meaning)                                                \
+    {name, MR_KEY_FLAG, FIELD_PLACE(field), #value, "true|false", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_SECRET(name, field, meaning)                                                     \
     {name, MR_KEY_SECRET, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
 #define MR_CONFIG_URL(name, field, meaning)                                                        \
@@ -42,6 +45,18 @@ static const mr_config_key keys[] = {
 
 _Static_assert(KEY_COUNT <= MR_CONFIG_MAX_KEYS, "a set of keys is a 64-bit mask");
 
+/* The first key of the group `name`: of name.something. */
+static const char *first_below(const char *name)
+{
+    const size_t length = strlen(name);
+    for (size_t i = 0; i < KEY_COUNT; i++) {
+        if (strncmp(keys[i].name, name, length) == 0 && keys[i].name[length] == '.') {
+            return keys[i].name;
+        }
+    }
+    return NULL;
+}
+
 static mr_status fail_unknown(const char *name, mr_error *err)
 {
     mr_nearest nearest;
@@ -55,6 +70,12 @@ static mr_status fail_unknown(const char *name, mr_error *err)
         if (rows[i].surface == MR_SURFACE_CONFIG) {
             mr_nearest_offer(&nearest, rows[i].name);
         }
+    }
+    const char *first = first_below(name);
+    if (first != NULL) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, name,
+                             "%s is a group of settings: give one of them, such as %s", name,
+                             first);
     }
     if (nearest.best == NULL) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, name,
@@ -154,7 +175,7 @@ static char variable_letter(char letter)
     return (char)spelled;
 }
 
-void mr_config_variable(const char *key, char *out, size_t bytes)
+static void spell_variable(const char *key, char *out, size_t bytes)
 {
     const int length = snprintf(out, bytes, ENV_PREFIX "%s", key);
     for (int i = 0; i < length && out[i] != '\0'; i++) {
@@ -194,7 +215,7 @@ static mr_status check_slip(const char *variable, size_t length, mr_error *err)
         return MR_OK;
     }
     char known[NAME_BYTES];
-    mr_config_variable(nearest.best, known, sizeof(known));
+    spell_variable(nearest.best, known, sizeof(known));
     return mr_fail_field(err, MR_INVALID_ARGUMENT, nearest.best,
                          "unknown configuration variable " ENV_PREFIX "%.*s; did you mean %s?",
                          (int)length, variable, known);
@@ -253,13 +274,42 @@ mr_status mr_config_init(mr_config *config, mr_error *err)
     return mr_config_apply_environment(config, err);
 }
 
+double mr_config_gpu_share(const mr_config *config)
+{
+    return strtod(config->gpu_memory_utilization, NULL);
+}
+
+/* What concerns GPUs, and what they alone can do. */
+static mr_status check_gpu(const mr_config *config, mr_error *err)
+{
+    char *end = NULL;
+    const double share = strtod(config->gpu_memory_utilization, &end);
+    if (end == config->gpu_memory_utilization || *end != '\0' || !(share >= 0.05 && share <= 1.0)) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "gpu_memory_utilization",
+                             "gpu_memory_utilization is \"%s\": it must be a number from 0.05 to 1",
+                             config->gpu_memory_utilization);
+    }
+    if (strcmp(config->backend, "cpu") != 0) {
+        return MR_OK;
+    }
+    if (mr_config_given(config, "gpu_memory_utilization")) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "gpu_memory_utilization",
+                             "gpu_memory_utilization cannot act with backend=cpu: leave one out");
+    }
+    if (strcmp(config->compute, "bf16") == 0 || strcmp(config->compute, "f16") == 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "compute",
+                             "compute=%s is for GPUs, and backend=cpu: take auto or f32",
+                             config->compute);
+    }
+    return MR_OK;
+}
+
 /* Settings that nobody would act on. */
 static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
 {
     static const char *const users[] = {"cache_scope", "cache_salt_secret"};
     for (size_t i = 0; i < sizeof(users) / sizeof(users[0]); i++) {
-        if (strcmp(config->enable_prefix_caching, "false") == 0 &&
-            mr_config_given(config, users[i])) {
+        if (!config->enable_prefix_caching && mr_config_given(config, users[i])) {
             return mr_fail_field(err, MR_INVALID_ARGUMENT, users[i],
                                  "%s is given and cannot act: enable_prefix_caching is false; "
                                  "leave out the one or the other",
@@ -291,6 +341,7 @@ static mr_status check_redis(const mr_config *config, mr_error *err)
 
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
+    MR_TRY(check_gpu(config, err));
     MR_TRY(check_redis(config, err));
     if ((config->block_size & (config->block_size - 1)) != 0) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "block_size",
@@ -319,7 +370,7 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
         config->prefill_interval = throughput ? 8 : 1;
     }
     if (strcmp(config->kv_cache_dtype, "auto") == 0) {
-        const char *dtype = strcmp(config->compute, "f32") == 0 ? "f32" : "bf16";
+        const char *dtype = strcmp(config->compute, "auto") == 0 ? "bf16" : config->compute;
         memcpy(config->kv_cache_dtype, dtype, strlen(dtype) + 1);
     }
     return MR_OK;
@@ -329,24 +380,24 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
 {
     for (size_t i = 0; i < KEY_COUNT; i++) {
         const mr_config_key *key = &keys[i];
-        const char *gap = i == 0 ? "" : " ";
-        if (key->kind == MR_KEY_TEXT) {
-            const char *text = (const char *)config + key->offset;
-            char quoted[2 * sizeof(config->served_model_name) + 3];
-            MR_TRY(mr_buffer_printf(out, "%s%s=%s", gap, key->name,
-                                    mr_log_quote(text, quoted, sizeof(quoted))));
-        } else if (key->kind == MR_KEY_URL || key->kind == MR_KEY_SECRET) {
-            MR_TRY(mr_buffer_printf(out, "%s%s=", gap, key->name));
+        char quoted[2 * sizeof(config->served_model_name) + 3];
+        MR_TRY(mr_buffer_printf(out, "%s%s=", i == 0 ? "" : " ", key->name));
+        switch (key->kind) {
+        case MR_KEY_TEXT:
+            MR_TRY(mr_buffer_printf(
+                out, "%s",
+                mr_log_quote((const char *)config + key->offset, quoted, sizeof(quoted))));
+            break;
+        case MR_KEY_NUMBER:
+        case MR_KEY_BYTES: /* what "auto" came to, too */
+            MR_TRY(mr_buffer_printf(out, "%" PRIu64, mr_config_value_number(config, key)));
+            break;
+        case MR_KEY_LIST:
+            MR_TRY(mr_buffer_printf(out, "%" PRIu32, mr_config_list_count(config, key->name)));
+            break;
+        default:
             MR_TRY(mr_config_value_format(config, key, out));
-        } else if (key->kind == MR_KEY_LIST) {
-            MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu32, gap, key->name,
-                                    mr_config_list_count(config, key->name)));
-        } else if (key->kind == MR_KEY_FIXED) {
-            const int first = (int)strcspn(key->choices, "|");
-            MR_TRY(mr_buffer_printf(out, "%s%s=%.*s", gap, key->name, first, key->choices));
-        } else {
-            MR_TRY(mr_buffer_printf(out, "%s%s=%" PRIu64, gap, key->name,
-                                    mr_config_value_number(config, key)));
+            break;
         }
     }
     return MR_OK;
@@ -363,7 +414,7 @@ bool mr_config_key_about(size_t index, mr_config_about *out)
         return false;
     }
     mr_config_key_describe(&keys[index], out);
-    mr_config_variable(keys[index].name, out->variable, sizeof(out->variable));
+    spell_variable(keys[index].name, out->variable, sizeof(out->variable));
     return true;
 }
 

@@ -25,7 +25,9 @@ typedef struct mr_config {
     char served_model_name[128]; /* "": what the model calls itself */
     char load_format[16];        /* auto | random */
     uint64_t random_seed;        /* of load_format random */
-    char compute[8];             /* auto | f32 */
+    char backend[8];             /* auto | cpu | cuda */
+    char compute[8];             /* auto | f32 | bf16 | f16 */
+    char batch_invariant[8];     /* auto | true | false */
     uint32_t threads;            /* 0: the CPUs this process may use */
     uint32_t max_batch_size;
     uint32_t max_seq_length; /* 0: the model's context length */
@@ -39,21 +41,23 @@ typedef struct mr_config {
     uint32_t overtake_timeout_ms;
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
-    uint64_t kv_cache_memory;      /* bytes; 0: sized from the batch and the memory there is */
-    uint64_t kv_host_memory;       /* bytes of the host tier; 0: none */
-    char kv_cache_dtype[8];        /* auto | f32 | f16 | bf16 | int8 */
-    char enable_prefix_caching[8]; /* true | false */
-    char cache_scope[8];           /* tenant | shared */
-    char cache_salt_secret[256];   /* "": a random one at every start */
-    char log_level[8];             /* debug | info | warn | error */
-    char log_format[8];            /* logfmt | json */
-    char admin_enable[8];          /* true | false, as those below */
-    char reflection_enable[8];
+    uint64_t kv_cache_memory;        /* bytes; 0: sized from the batch and the memory there is */
+    uint64_t kv_host_memory;         /* bytes of the host tier; 0: none */
+    char gpu_memory_utilization[16]; /* a number; mr_config_gpu_share */
+    char kv_cache_dtype[8];          /* auto | f32 | f16 | bf16 | int8 */
+    bool enable_prefix_caching;
+    char cache_scope[8];         /* tenant | shared */
+    char cache_salt_secret[256]; /* "": a random one at every start */
+    char log_level[8];           /* debug | info | warn | error */
+    char log_format[8];          /* logfmt | json */
+    bool admin_enable;
+    bool reflection_enable;
+    uint64_t max_message_bytes; /* 0: by max_seq_length */
     uint32_t keepalive_time_ms;
     uint32_t keepalive_timeout_ms;
     uint32_t keepalive_min_ping_interval_ms;
-    char keepalive_permit_without_calls[8];
-    char metrics_vllm_names[8];
+    bool keepalive_permit_without_calls;
+    bool metrics_vllm_names;
     char redis_url[512];       /* "": no Redis; may hold a password */
     char redis_on_failure[8];  /* open | closed | local */
     char redis_replica_id[64]; /* "": HOSTNAME:PORT */
@@ -72,6 +76,8 @@ MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, m
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
 /* Checks across keys and applies the profile; after all sources. */
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
+/* gpu_memory_utilization as a number; finished configurations only. */
+double mr_config_gpu_share(const mr_config *config);
 /* Appends "key=value" of every key, separated by spaces: the effective configuration. A secret
  * reads ***. */
 MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);

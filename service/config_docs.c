@@ -3,7 +3,7 @@
 #include "service/config.h"
 #include "service/config_internal.h"
 #include "service/config_list.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
 #include <inttypes.h>
 #include <stdio.h>
@@ -98,8 +98,9 @@ static const char head[] =
     "\n"
     "In the environment that is not so of every name: tools and Kubernetes set variables that\n"
     "begin with `MILLRACE_` too. One that is a key's name but for one or two letters is an error;\n"
-    "any other that names no key is left alone, as are `MILLRACE_BIN`, `MILLRACE_MODEL`,\n"
-    "`MILLRACE_REFERENCE` and `MILLRACE_CACHE`, which the project's tests and scripts use.\n"
+    "any other that names no key is left alone, as are `MILLRACE_API_KEY`, the key of commands\n"
+    "that call a server, and `MILLRACE_BIN`, `MILLRACE_MODEL`, `MILLRACE_REFERENCE` and\n"
+    "`MILLRACE_CACHE`, which the project's tests and scripts use.\n"
     "\n"
     "Types: a *choice* is one of the listed words; a *number* is whole; a *size* is bytes, or a\n"
     "number with `KiB`, `MiB`, `GiB` or `TiB`; *fixed* keys say what happens anyway, so that a\n"

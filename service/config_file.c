@@ -2,9 +2,8 @@
 #include "base/file_map.h"
 #include "service/config_internal.h"
 #include "service/config_list.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 #include <string.h>
 #include <yaml.h>

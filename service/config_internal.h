@@ -34,7 +34,5 @@ bool mr_config_key_about(size_t index, mr_config_about *out);
 MR_MUST_USE mr_status mr_config_value(const mr_config *config, size_t index, mr_buffer *out);
 /* Whether that text leaves out a secret, so that it does not set the same. */
 bool mr_config_hides(const mr_config *config, size_t index);
-/* The name of a key in the environment. */
-void mr_config_variable(const char *key, char *out, size_t bytes);
 
 #endif

@@ -2,8 +2,8 @@
 #include "service/config_list.h"
 
 #include "service/config_value.h"
-#include "service/generation.h"
 #include "service/nearest.h"
+#include "service/unsupported.h"
 
 #include <stdio.h>
 #include <string.h>

@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/config_value.h"
 
+#include "base/checked.h"
+#include "base/digits.h"
 #include "base/sha256.h"
 #include "cache/redis_url.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
-#include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -72,20 +73,13 @@ static uint64_t unit_bytes(const char *unit)
 /* Decimal digits, and a unit where the key has bytes. */
 static bool parse_number(mr_config_kind kind, const char *text, uint64_t *out)
 {
+    const size_t digits = strspn(text, "0123456789");
+    const uint64_t unit = unit_bytes(text + digits);
     uint64_t value = 0;
-    const char *at = text;
-    for (; isdigit((unsigned char)*at); at++) {
-        const uint64_t digit = (uint64_t)(*at - '0');
-        if (__builtin_mul_overflow(value, 10, &value) ||
-            __builtin_add_overflow(value, digit, &value)) {
-            return false;
-        }
-    }
-    if (at == text || (kind == MR_KEY_NUMBER && *at != '\0')) {
+    if (!mr_digits_u64(text, digits, &value) || (kind == MR_KEY_NUMBER && text[digits] != '\0')) {
         return false;
     }
-    const uint64_t unit = unit_bytes(at);
-    return unit != 0 && !__builtin_mul_overflow(value, unit, out);
+    return unit != 0 && mr_mul_u64(value, unit, out);
 }
 
 static mr_status set_number(void *base, const mr_config_key *key, const char *value, mr_error *err)
@@ -155,6 +149,13 @@ static void describe_bounds(const mr_config_key *key, char *out, size_t bytes)
     }
 }
 
+/* `value` is one of the choices. */
+static void store_flag(void *base, const mr_config_key *key, const char *value)
+{
+    const bool flag = strcmp(value, "true") == 0;
+    memcpy((uint8_t *)base + key->offset, &flag, sizeof(flag));
+}
+
 static mr_status set_text(void *base, const mr_config_key *key, const char *value, mr_error *err)
 {
     const choice found = key->choices[0] == '\0' ? CHOICE_YES : find_choice(key->choices, value);
@@ -166,6 +167,10 @@ static mr_status set_text(void *base, const mr_config_key *key, const char *valu
         describe_bounds(key, bounds, sizeof(bounds));
         return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name, "%s is \"%s\": it must be %s",
                              key->name, value, bounds);
+    }
+    if (key->kind == MR_KEY_FLAG) {
+        store_flag(base, key, value);
+        return MR_OK;
     }
     const size_t length = strlen(value);
     if (length >= key->size) {
@@ -211,15 +216,6 @@ static uint32_t *count_of(void *base, const mr_config_key *key)
     return (uint32_t *)(void *)((uint8_t *)base + key->count_offset);
 }
 
-static int hex_digit(char c)
-{
-    if (c >= '0' && c <= '9') {
-        return c - '0';
-    }
-    const char low = (char)tolower((unsigned char)c);
-    return low >= 'a' && low <= 'f' ? low - 'a' + 10 : -1;
-}
-
 /* Adds one. A value that is no digest may be a key itself, so it is not quoted. */
 static mr_status add_digest(void *base, const mr_config_key *key, const char *value, mr_error *err)
 {
@@ -232,8 +228,8 @@ static mr_status add_digest(void *base, const mr_config_key *key, const char *va
     uint8_t *digest = (uint8_t *)base + key->offset + (size_t)*count * MR_SHA256_BYTES;
     bool good = strlen(value) == (size_t)2 * MR_SHA256_BYTES;
     for (size_t i = 0; good && i < MR_SHA256_BYTES; i++) {
-        const int high = hex_digit(value[2 * i]);
-        const int low = hex_digit(value[2 * i + 1]);
+        const int high = mr_digits_hex_value(value[2 * i]);
+        const int low = mr_digits_hex_value(value[2 * i + 1]);
         good = high >= 0 && low >= 0;
         digest[i] = good ? (uint8_t)(high * 16 + low) : 0;
     }
@@ -265,6 +261,7 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
 {
     switch (key->kind) {
     case MR_KEY_TEXT:
+    case MR_KEY_FLAG:
     case MR_KEY_SECRET:
         return set_text(base, key, value, err);
     case MR_KEY_URL:
@@ -289,6 +286,8 @@ void mr_config_value_init(void *base, const mr_config_key *key)
     if (is_text(key->kind)) {
         MR_CHECK(strlen(key->text_default) < key->size);
         memcpy((uint8_t *)base + key->offset, key->text_default, strlen(key->text_default) + 1);
+    } else if (key->kind == MR_KEY_FLAG) {
+        store_flag(base, key, key->text_default);
     } else if (key->kind == MR_KEY_DECIMAL) {
         const double number = (double)key->number_default;
         memcpy((uint8_t *)base + key->offset, &number, sizeof(number));
@@ -346,6 +345,9 @@ mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_
         const char *text = mr_config_value_hides(base, key) ? "***" : (const char *)place;
         return mr_buffer_printf(out, "%s", text);
     }
+    if (key->kind == MR_KEY_FLAG) {
+        return mr_buffer_printf(out, "%s", *(const bool *)place ? "true" : "false");
+    }
     if (key->kind == MR_KEY_FIXED) {
         return mr_buffer_printf(out, "%.*s", (int)strcspn(key->choices, "|"), key->choices);
     }
@@ -371,9 +373,10 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",     [MR_KEY_SECRET] = "text",     [MR_KEY_URL] = "text",
-        [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",      [MR_KEY_FIXED] = "fixed",
-        [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal", [MR_KEY_DIGESTS] = "list",
+        [MR_KEY_TEXT] = "text",    [MR_KEY_FLAG] = "choice",   [MR_KEY_SECRET] = "text",
+        [MR_KEY_URL] = "text",     [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",
+        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal",
+        [MR_KEY_DIGESTS] = "list",
     };
     *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
     if (key->kind == MR_KEY_TEXT && key->choices[0] != '\0') {
@@ -381,7 +384,7 @@ void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
     }
     if (mr_config_key_automatic(key)) {
         snprintf(out->initial, sizeof(out->initial), "auto");
-    } else if (key->kind == MR_KEY_TEXT) {
+    } else if (key->kind == MR_KEY_TEXT || key->kind == MR_KEY_FLAG) {
         snprintf(out->initial, sizeof(out->initial), "%s", key->text_default);
     } else if (key->kind == MR_KEY_FIXED) {
         snprintf(out->initial, sizeof(out->initial), "%.*s", (int)strcspn(key->choices, "|"),

@@ -11,6 +11,7 @@
 
 typedef enum mr_config_kind {
     MR_KEY_TEXT,
+    MR_KEY_FLAG,   /* bool */
     MR_KEY_SECRET, /* text that is never shown */
     MR_KEY_URL,    /* of Redis */
     MR_KEY_NUMBER,

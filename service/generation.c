@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "base/random.h"
 #include "base/utf8.h"
 #include "kernels/batch.h"
 #include "service/prefix_identity.h"
@@ -12,7 +13,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 
 #define DEFAULT_MAX_TOKENS 256u
 #define SEED_LIMIT         (UINT64_C(1) << 53) /* so that a JSON number holds every seed */
@@ -324,9 +324,7 @@ static mr_status check_cache_salt(const check *c, const mr_generation_ask *ask)
 
 static mr_status draw_seed(uint64_t *seed, mr_error *err)
 {
-    if (getrandom(seed, sizeof(*seed), 0) != (ssize_t)sizeof(*seed)) {
-        return mr_fail(err, MR_INTERNAL, "the system gave no random seed: pass one");
-    }
+    MR_TRY(mr_random_fill(seed, sizeof(*seed), "a seed", err));
     *seed %= SEED_LIMIT;
     return MR_OK;
 }
@@ -496,51 +494,4 @@ mr_status mr_generation_check_prompt(const uint32_t *ids, size_t count, uint32_t
         params->min_tokens = params->max_tokens;
     }
     return MR_OK;
-}
-
-static const mr_unsupported unsupported[] = {
-#define MR_UNSUPPORTED(surface, name, sample, what) {MR_SURFACE_##surface, name, sample, what},
-#include "service/unsupported.def"
-#undef MR_UNSUPPORTED
-};
-
-const mr_unsupported *mr_unsupported_table(size_t *count)
-{
-    *count = sizeof(unsupported) / sizeof(unsupported[0]);
-    return unsupported;
-}
-
-/* A row "x.*" covers every name below x. */
-static bool row_covers(const mr_unsupported *row, const char *name)
-{
-    const size_t length = strlen(row->name);
-    if (length > 1 && row->name[length - 1] == '*') {
-        return strncmp(row->name, name, length - 1) == 0;
-    }
-    return strcmp(row->name, name) == 0;
-}
-
-const mr_unsupported *mr_unsupported_find(mr_surface surface, const char *name)
-{
-    for (size_t i = 0; i < sizeof(unsupported) / sizeof(unsupported[0]); i++) {
-        if (unsupported[i].surface == surface && row_covers(&unsupported[i], name)) {
-            return &unsupported[i];
-        }
-    }
-    return NULL;
-}
-
-mr_status mr_unsupported_fail(mr_surface surface, const char *name, mr_error *err)
-{
-    const mr_unsupported *row = mr_unsupported_find(surface, name);
-    MR_CHECK(row != NULL);
-    const bool local = surface == MR_SURFACE_CONFIG || surface == MR_SURFACE_CLI;
-    if (surface == MR_SURFACE_CLI && name[0] != '-') {
-        return mr_fail_field(err, MR_FAILED_PRECONDITION, name,
-                             "%s: this build does not have %s yet; millrace --help lists what it "
-                             "has",
-                             name, row->what);
-    }
-    return mr_fail_field(err, local ? MR_FAILED_PRECONDITION : MR_UNIMPLEMENTED, name,
-                         "%s: this build does not have %s yet; leave it out", name, row->what);
 }

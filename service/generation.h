@@ -11,16 +11,10 @@
 #include "base/status.h"
 #include "model/model.h"
 #include "scheduler/request.h"
+#include "service/surface.h"
 
 #include <stdbool.h>
 #include <stdint.h>
-
-typedef enum mr_surface {
-    MR_SURFACE_PROTO, /* "sampling.top_p" */
-    MR_SURFACE_JSONL, /* "top_p" */
-    MR_SURFACE_CONFIG,
-    MR_SURFACE_CLI, /* "--top-p" */
-} mr_surface;
 
 /* has_… false: the caller left it out. Numbers are as sent: not checked yet. */
 typedef struct mr_generation_ask {
@@ -102,21 +96,5 @@ MR_MUST_USE mr_status mr_generation_check_prompt(const uint32_t *ids, size_t cou
                                                  uint32_t vocab_size, uint32_t max_seq_length,
                                                  const char *field, mr_request_params *params,
                                                  mr_error *err);
-
-/* Things the contracts name and this build does not do yet; service/unsupported.def lists them,
- * one row each. */
-typedef struct mr_unsupported {
-    mr_surface surface;
-    const char *name;   /* as the surface spells it */
-    const char *sample; /* a value that asks for it, as JSON; tests use it */
-    const char *what;   /* the feature, for the message */
-} mr_unsupported;
-
-const mr_unsupported *mr_unsupported_table(size_t *count);
-/* The row that covers `name` (rows "x.*" cover all names below x), NULL if there is none. */
-const mr_unsupported *mr_unsupported_find(mr_surface surface, const char *name);
-/* Fails with UNIMPLEMENTED (MR_SURFACE_CONFIG and CLI: FAILED_PRECONDITION), naming field and
- * feature. `name` must be in the table. */
-mr_status mr_unsupported_fail(mr_surface surface, const char *name, mr_error *err);
 
 #endif

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "service/nearest.h"
 #include "service/prompt.h"
+#include "service/unsupported.h"
 
 #include <float.h>
 #include <math.h>

@@ -79,11 +79,17 @@ static const char *way_out(int cause)
     }
 }
 
-bool mr_address_valid(const char *address)
+bool mr_listen_is_address(const char *address)
 {
     char host[HOST_MAX + 1];
     const char *port = NULL;
     return split(address, host, &port) && host[0] != '\0';
+}
+
+size_t mr_listen_host_bytes(const char *address)
+{
+    const char *colon = strrchr(address, ':');
+    return colon != NULL ? (size_t)(colon - address) : strlen(address);
 }
 
 /* Gives a list, for freeaddrinfo. */
@@ -105,8 +111,10 @@ static mr_status look_up(const char *address, struct addrinfo **out, mr_error *e
     };
     const int lookup = getaddrinfo(host[0] != '\0' ? host : NULL, port, &hints, out);
     if (lookup != 0) {
-        return mr_fail(err, MR_UNAVAILABLE, "cannot listen on %s: %s", address,
-                       lookup == EAI_SYSTEM ? strerror(errno) : gai_strerror(lookup));
+        return mr_fail(err, MR_UNAVAILABLE,
+                       "cannot listen on %s: %s; give an address of this machine, such as "
+                       "127.0.0.1:8001",
+                       address, lookup == EAI_SYSTEM ? strerror(errno) : gai_strerror(lookup));
     }
     return MR_OK;
 }

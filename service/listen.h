@@ -7,6 +7,7 @@
 #include "base/status.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 
 /* `address` is HOST:PORT, [IPV6]:PORT or :PORT. INVALID_ARGUMENT when it is none of them,
  * UNAVAILABLE naming the cause when it cannot be bound. Any thread. */
@@ -16,6 +17,9 @@ MR_MUST_USE mr_status mr_listen_check(const char *address, mr_error *err);
 MR_MUST_USE mr_status mr_listen_open(const char *address, int *fd, int *port, mr_error *err);
 
 /* True of "HOST:PORT" and "[IPv6]:PORT". */
-bool mr_address_valid(const char *address);
+bool mr_listen_is_address(const char *address);
+
+/* How many bytes of the address are its HOST, brackets and all. */
+size_t mr_listen_host_bytes(const char *address);
 
 #endif

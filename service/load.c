@@ -11,6 +11,7 @@
 enum {
     DRAW_ARRIVAL = 1,
     DRAW_PROMPT = 2,
+    DRAW_LENGTHS = 3,
 };
 
 static void draw(uint64_t seed, uint64_t index, uint32_t step, uint32_t stream, uint32_t out[4])
@@ -44,6 +45,21 @@ void mr_load_prompt(uint64_t seed, uint64_t index, uint32_t vocab_size, uint32_t
         draw(seed, index, i, DRAW_PROMPT, word);
         ids[i] = (uint32_t)(((uint64_t)word[0] * vocab_size) >> 32);
     }
+}
+
+static uint32_t in_range(mr_load_range range, uint32_t word)
+{
+    const uint64_t count = (uint64_t)range.most - range.least + 1;
+    return range.least + (uint32_t)((word * count) >> 32);
+}
+
+mr_load_lengths mr_load_lengths_of(uint64_t seed, uint64_t index, mr_load_range prompt,
+                                   mr_load_range output)
+{
+    uint32_t word[4];
+    draw(seed, index, 0, DRAW_LENGTHS, word);
+    return (mr_load_lengths){.prompt = in_range(prompt, word[0]),
+                             .output = in_range(output, word[1])};
 }
 
 mr_status mr_load_samples_add(mr_load_samples *samples, uint64_t ns, uint32_t times)

@@ -28,6 +28,19 @@ uint64_t mr_load_arrivals_next(mr_load_arrivals *arrivals);
 /* Fills ids[n], each below `vocab_size`, for the request with this index. */
 void mr_load_prompt(uint64_t seed, uint64_t index, uint32_t vocab_size, uint32_t *ids, uint32_t n);
 
+/* Whole numbers from `least` to `most`, each as likely as the others. */
+typedef struct mr_load_range {
+    uint32_t least, most;
+} mr_load_range;
+
+typedef struct mr_load_lengths {
+    uint32_t prompt, output; /* tokens */
+} mr_load_lengths;
+
+/* Of the request with this index. */
+mr_load_lengths mr_load_lengths_of(uint64_t seed, uint64_t index, mr_load_range prompt,
+                                   mr_load_range output);
+
 /* Times, in microseconds. Zero-initialised is valid and empty; those over 71 minutes count as 71
  * minutes. */
 typedef struct mr_load_samples {

@@ -16,6 +16,7 @@ typedef struct shot {
     uint64_t last_ns;      /* of the last message with tokens */
     uint32_t first_tokens; /* of the first message */
     uint32_t tokens;
+    uint32_t wanted; /* tokens */
     uint32_t cached_tokens;
 } shot;
 
@@ -29,8 +30,9 @@ struct load {
     uint64_t due_ns;           /* of the next request */
     uint32_t started;
     uint32_t in_flight;
-    uint32_t *prompt;   /* owns, [prompt_tokens]: scratch */
-    bool out_of_memory; /* for samples */
+    uint32_t batch_left; /* static batches: places in the one that is being formed */
+    uint32_t *prompt;    /* owns, [prompt_tokens.most]: scratch */
+    bool out_of_memory;  /* for samples */
 };
 
 static void add_sample(load *l, mr_load_samples *samples, uint64_t ns, uint32_t times)
@@ -74,10 +76,12 @@ static bool on_response(void *ctx, const Millrace__V1__GenerateResponse *respons
 static mr_status start_stream(load *l, shot *s, mr_error *err)
 {
     const mr_load_spec *spec = l->spec;
-    mr_load_prompt(spec->seed, l->started, spec->vocab_size, l->prompt, spec->prompt_tokens);
+    const mr_load_lengths lengths =
+        mr_load_lengths_of(spec->seed, l->started, spec->prompt_tokens, spec->output_tokens);
+    mr_load_prompt(spec->seed, l->started, spec->vocab_size, l->prompt, lengths.prompt);
     Millrace__V1__Tokens tokens;
     millrace__v1__tokens__init(&tokens);
-    tokens.n_ids = spec->prompt_tokens;
+    tokens.n_ids = lengths.prompt;
     tokens.ids = l->prompt;
     Millrace__V1__Sampling sampling;
     millrace__v1__sampling__init(&sampling);
@@ -86,7 +90,8 @@ static mr_status start_stream(load *l, shot *s, mr_error *err)
     Millrace__V1__Stopping stopping;
     millrace__v1__stopping__init(&stopping);
     stopping._max_tokens_case = MILLRACE__V1__STOPPING___MAX_TOKENS_MAX_TOKENS;
-    stopping.max_tokens = spec->output_tokens;
+    stopping.max_tokens = lengths.output;
+    s->wanted = lengths.output;
     stopping.ignore_eos = true;
     Millrace__V1__GenerateRequest request;
     millrace__v1__generate_request__init(&request);
@@ -139,6 +144,7 @@ static void count_done(load *l, const shot *s, uint64_t now_ns)
     }
     if ((double)ttft_ns / 1e6 <= spec->slo_ttft_ms && (double)token_ns / 1e6 <= spec->slo_itl_ms) {
         result->good++;
+        result->good_tokens += s->tokens;
     }
 }
 
@@ -149,9 +155,9 @@ static void end_shot(load *l, mr_client_stream *stream)
     mr_load_result *result = l->result;
     mr_error err = {0};
     mr_status status = mr_client_stream_end(stream, &err);
-    if (status == MR_OK && s->tokens != l->spec->output_tokens) {
+    if (status == MR_OK && s->tokens != s->wanted) {
         status = mr_fail(&err, MR_UNKNOWN, "a stream ended well after %u of %u tokens", s->tokens,
-                         l->spec->output_tokens);
+                         s->wanted);
     }
     if (status == MR_OK) {
         count_done(l, s, now_ns);
@@ -178,15 +184,23 @@ static mr_status start_due(load *l, uint64_t *wait_ns, mr_error *err)
 {
     const mr_load_spec *spec = l->spec;
     *wait_ns = MR_NEVER;
+    if (l->in_flight == 0) {
+        l->batch_left = spec->static_batch;
+    }
     while (l->started < spec->requests) {
+        if (spec->static_batch > 0 && l->batch_left == 0) {
+            return MR_OK;
+        }
         if (spec->concurrency > 0 && l->in_flight >= spec->concurrency) {
             return MR_OK;
         }
         if (spec->concurrency == 0 && mr_clock_now(&l->clock) < l->due_ns) {
             *wait_ns = l->due_ns;
+            l->batch_left = l->in_flight == 0 ? l->batch_left : 0; /* who comes later is too late */
             return MR_OK;
         }
         MR_TRY(start_shot(l, err));
+        l->batch_left -= l->batch_left > 0;
         if (spec->concurrency == 0) {
             l->due_ns = mr_time_add(l->start_ns, mr_load_arrivals_next(&l->arrivals));
         }
@@ -229,7 +243,7 @@ mr_status mr_load_run(mr_client *client, const mr_load_spec *spec, mr_load_resul
         .spec = spec,
         .result = result,
         .clock = mr_clock_monotonic(),
-        .prompt = mr_calloc(spec->prompt_tokens, sizeof(uint32_t)),
+        .prompt = mr_calloc(spec->prompt_tokens.most, sizeof(uint32_t)),
     };
     if (l.prompt == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a prompt");

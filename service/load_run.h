@@ -6,6 +6,10 @@
  * arrive on their own schedule, however many are still under way. Times count from when a request
  * was due, not from when it could be sent: a stalled server, or client, does not hide what it
  * costs.
+ *
+ * Static batches are what servers do that cannot let a request join others under way: up to
+ * `static_batch` of those that have arrived are sent together, and the next ones when all of these
+ * have ended.
  */
 #ifndef MILLRACE_SERVICE_LOAD_RUN_H
 #define MILLRACE_SERVICE_LOAD_RUN_H
@@ -21,10 +25,11 @@
 
 typedef struct mr_load_spec {
     uint32_t requests;
-    uint32_t concurrency; /* closed loop; 0: open loop, by `rate` */
-    double rate;          /* arrivals a second */
-    uint32_t prompt_tokens;
-    uint32_t output_tokens;
+    uint32_t concurrency;  /* closed loop; 0: open loop, by `rate` */
+    uint32_t static_batch; /* of an open loop; 0: requests are sent as they arrive */
+    double rate;           /* arrivals a second */
+    mr_load_range prompt_tokens;
+    mr_load_range output_tokens;
     uint32_t vocab_size; /* prompts are random ids below it */
     uint64_t seed;
     uint64_t timeout_ms; /* deadline of each request; 0: none */
@@ -42,6 +47,7 @@ typedef struct mr_load_result {
     uint64_t output_tokens; /* of those done */
     uint64_t cached_tokens; /* of their prompts */
     uint64_t good;          /* done within the objectives */
+    uint64_t good_tokens;   /* output tokens of these */
     uint32_t most_in_flight;
     uint64_t duration_ns; /* from the first request's due time to the last end */
     mr_load_samples ttft; /* one a request done: to the first token */

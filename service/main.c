@@ -2,8 +2,8 @@
 #include "service/build_info.h"
 #include "service/cli_docs.h"
 #include "service/commands.h"
-#include "service/generation.h"
 #include "service/nearest.h"
+#include "service/unsupported.h"
 
 #include <fcntl.h>
 #include <stdio.h>

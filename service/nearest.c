@@ -11,8 +11,9 @@ static size_t min_of(size_t a, size_t b)
     return a < b ? a : b;
 }
 
-/* Optimal string alignment over three rolling rows. */
-size_t mr_edit_distance(const char *a, const char *b, size_t limit)
+/* Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`; at most
+ * `limit` + 1. Optimal string alignment over three rolling rows. */
+static size_t edit_distance(const char *a, const char *b, size_t limit)
 {
     const size_t n = strlen(a);
     const size_t m = strlen(b);
@@ -47,7 +48,7 @@ void mr_nearest_init(mr_nearest *nearest, const char *wanted)
 
 void mr_nearest_offer(mr_nearest *nearest, const char *name)
 {
-    const size_t distance = mr_edit_distance(nearest->wanted, name, nearest->distance);
+    const size_t distance = edit_distance(nearest->wanted, name, nearest->distance);
     if (distance < nearest->distance) {
         nearest->best = name;
         nearest->distance = distance;

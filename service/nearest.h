@@ -5,18 +5,14 @@
 
 #include <stddef.h>
 
-/* Insertions, deletions, replacements and swaps of neighbours that turn `a` into `b`; at most
- * `limit` + 1. Names longer than 64 bytes are never near. Any thread. */
-size_t mr_edit_distance(const char *a, const char *b, size_t limit);
-
 typedef struct mr_nearest {
     const char *wanted; /* borrowed */
     const char *best;   /* borrowed from what was offered; NULL while nothing is near */
     size_t distance;
 } mr_nearest;
 
-/* A third of the name, and at least two letters, may be wrong. Offer every known name, then read
- * `best`. */
+/* A third of the name, and at least two letters, may be wrong; names longer than 64 bytes are never
+ * near. Offer every known name, then read `best`. Any thread. */
 void mr_nearest_init(mr_nearest *nearest, const char *wanted);
 void mr_nearest_offer(mr_nearest *nearest, const char *name);
 

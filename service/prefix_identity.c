@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "base/random.h"
 #include "model/digest.h"
 
 #include <inttypes.h>
@@ -11,7 +12,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/random.h>
 #include <sys/resource.h>
 #include <unistd.h>
 
@@ -25,8 +25,7 @@ struct mr_prefix_identity {
     uint8_t random[MR_SHA256_BYTES];
     bool shared; /* one circle for all tenants */
     char numerics[128];
-    mr_rope_rule rope_rule; /* FIXED, or the plan's table whose frequencies follow the prompt */
-    uint32_t rope_original;
+    mr_plan_rope rope; /* the plan's table whose frequencies follow the prompt; FIXED: none */
     pthread_t thread;
     bool started;
     mr_flag stop;
@@ -36,36 +35,33 @@ struct mr_prefix_identity {
     uint32_t generation;
 };
 
-static mr_status draw(void *out, size_t bytes, mr_error *err)
-{
-    return getrandom(out, bytes, 0) == (ssize_t)bytes
-               ? MR_OK
-               : mr_fail(err, MR_INTERNAL,
-                         "the system gave no random bytes for the salt of the prefix cache");
-}
-
 static mr_status fill_material(mr_prefix_identity *p, const mr_prefix_identity_options *options,
                                mr_error *err)
 {
     mr_hasher *hasher = NULL;
-    snprintf(p->numerics, sizeof(p->numerics), "%s/%s", options->backend->numerics,
-             options->config->kv_cache_dtype);
+    mr_prefix_identity_numerics(options->backend, options->config, p->numerics,
+                                sizeof(p->numerics));
     p->material.numerics = p->numerics;
     p->material.block_size = options->config->block_size;
-    MR_TRY(draw(p->material.model, sizeof(p->material.model), err));
-    MR_TRY(draw(p->random, sizeof(p->random), err));
+    MR_TRY(mr_random_fill(p->material.model, sizeof(p->material.model), "the prefix cache", err));
+    MR_TRY(mr_random_fill(p->random, sizeof(p->random), "the salt of the prefix cache", err));
     if (mr_hasher_create(&hasher) != MR_OK) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to hash the model");
     }
     mr_plan_rope_digest(hasher, options->plan, p->material.rope);
     for (uint32_t i = 0; i < options->plan->n_ropes; i++) {
         if (options->plan->ropes[i].rule != MR_ROPE_FIXED) {
-            p->rope_rule = options->plan->ropes[i].rule;
-            p->rope_original = options->plan->ropes[i].original;
+            p->rope = options->plan->ropes[i];
         }
     }
     mr_hasher_destroy(hasher);
     return MR_OK;
+}
+
+void mr_prefix_identity_numerics(const mr_backend_info *backend, const mr_config *config, char *out,
+                                 size_t bytes)
+{
+    snprintf(out, bytes, "%s/%s", backend->numerics, config->kv_cache_dtype);
 }
 
 mr_status mr_prefix_identity_create(const mr_prefix_identity_options *options,
@@ -119,6 +115,7 @@ static void *read_model(void *arg)
     const uint64_t started_ns = mr_clock_now(&clock);
     uint8_t digest[MR_SHA256_BYTES];
     char hex[2 * MR_SHA256_BYTES + 1];
+    char said[2 * MR_ERROR_MESSAGE_MAX];
     mr_error err = {0};
     (void)setpriority(PRIO_PROCESS, (id_t)gettid(), THREAD_NICE);
     const mr_status status = mr_model_digest(p->model, &p->stop, digest, &err);
@@ -130,7 +127,8 @@ static void *read_model(void *arg)
     } else if (status != MR_CANCELLED) {
         mr_log(MR_LOG_WARN, "prefix",
                "the model is not identified, cached prefixes stay this process's own",
-               "status=%s error=\"%s\"", mr_status_name(status), err.message);
+               "status=%s error=%s", mr_status_name(status),
+               mr_log_quote(err.message, said, sizeof(said)));
     }
     return NULL;
 }
@@ -151,13 +149,13 @@ void mr_prefix_identity_start(mr_prefix_identity *p)
 static void rope_in_effect(const mr_prefix_identity *p, uint32_t n_prompt,
                            uint8_t rope[MR_SHA256_BYTES])
 {
-    if (p->rope_rule == MR_ROPE_FIXED || n_prompt <= p->rope_original) {
+    const uint32_t class = mr_rope_class(&p->rope, n_prompt);
+    uint8_t parts[MR_SHA256_BYTES + sizeof(class)];
+    if (class == 0) {
         return;
     }
-    uint8_t parts[MR_SHA256_BYTES + sizeof(uint32_t)];
-    const uint32_t which = p->rope_rule == MR_ROPE_TWO ? 1 : n_prompt;
     memcpy(parts, rope, MR_SHA256_BYTES);
-    memcpy(parts + MR_SHA256_BYTES, &which, sizeof(which));
+    memcpy(parts + MR_SHA256_BYTES, &class, sizeof(class));
     mr_sha256(parts, sizeof(parts), rope);
 }
 

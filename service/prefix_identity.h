@@ -11,6 +11,7 @@
 #ifndef MILLRACE_SERVICE_PREFIX_IDENTITY_H
 #define MILLRACE_SERVICE_PREFIX_IDENTITY_H
 
+#include "base/buffer.h"
 #include "base/status.h"
 #include "cache/prefix_hash.h"
 #include "kernels/backend.h"
@@ -18,9 +19,8 @@
 #include "scheduler/engine.h"
 #include "service/config.h"
 
-#include "base/buffer.h"
-
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 /* Bytes of a client's salt. */
@@ -56,6 +56,11 @@ typedef struct mr_prefix_asker {
 /* The root for a request. Any thread. */
 void mr_prefix_identity_root(mr_prefix_identity *identity, const mr_prefix_asker *asker,
                              mr_prefix_root *out);
+
+/* What decides the bits of K/V besides model and prompt: two replicas with the same text can use
+ * each other's blocks. Pure. */
+void mr_prefix_identity_numerics(const mr_backend_info *backend, const mr_config *config, char *out,
+                                 size_t bytes);
 
 /* True when other replicas can come to have the same roots: the secret was given. */
 bool mr_prefix_identity_shareable(const mr_prefix_identity *identity);

@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/profile.h"
 
-#include <inttypes.h>
 #include <stdio.h>
 
 static uint64_t total_ns(const mr_exec_times *spent)
@@ -23,7 +22,7 @@ static double per_step(uint64_t amount, uint64_t steps)
     return (double)amount / (double)(steps > 0 ? steps : 1);
 }
 
-/* Takes the reference of `value` into `object`; a failed one leaves the key out. */
+/* Without memory for it the key is left out. */
 static void put(json_t *object, const char *key, double value)
 {
     (void)json_object_set_new(object, key, json_real(value));

@@ -5,11 +5,15 @@
 #include "base/utf8.h"
 #include "service/generation.h"
 #include "service/prompt.h"
+#include "service/unsupported.h"
 
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* At least so many bytes are counted for a token when a text is too long by its size alone. */
+#define MIN_TOKEN_BYTES 16
 
 static mr_status refuse(const char *name, mr_error *err)
 {
@@ -278,6 +282,47 @@ mr_status mr_proto_chat_read(const Millrace__V1__Chat *chat, const mr_model *mod
     return status;
 }
 
+/* Bytes of text, before a template. */
+static size_t text_bytes(const Millrace__V1__GenerateRequest *message, const char **field)
+{
+    if (message->input_case == MILLRACE__V1__GENERATE_REQUEST__INPUT_TEXT) {
+        *field = "text";
+        return message->text.len;
+    }
+    if (message->input_case != MILLRACE__V1__GENERATE_REQUEST__INPUT_CHAT) {
+        return 0;
+    }
+    *field = "chat.messages";
+    size_t bytes = 0; /* of one message in memory: no overflow */
+    for (size_t i = 0; i < message->chat->n_messages; i++) {
+        bytes += message->chat->messages[i]->content.len;
+    }
+    return bytes;
+}
+
+/* What cannot be a prompt in any case is not turned into tokens first: that takes seconds for tens
+ * of MiB, and all streams of this thread would wait. */
+static mr_status check_length(const Millrace__V1__GenerateRequest *message, const mr_model *model,
+                              uint32_t max_seq_length, mr_error *err)
+{
+    const mr_tokenizer *tokenizer = mr_model_tokenizer(model);
+    const char *field = NULL;
+    const size_t bytes = text_bytes(message, &field);
+    if (tokenizer == NULL) {
+        return MR_OK;
+    }
+    size_t most = mr_tokenizer_longest_token(tokenizer);
+    /* Normalisers make text shorter, by less than this. */
+    most = (most < MIN_TOKEN_BYTES ? MIN_TOKEN_BYTES : most) * max_seq_length;
+    if (bytes <= most) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_INVALID_ARGUMENT, field,
+                         "%s has %zu bytes, more than any %" PRIu32 " tokens stand for, which "
+                         "prompt and output together may have: shorten it",
+                         field, bytes, max_seq_length);
+}
+
 static mr_status read_input(const Millrace__V1__GenerateRequest *message, const mr_model *model,
                             const char **field, mr_ids *out, mr_error *err)
 {
@@ -338,6 +383,7 @@ mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
     mr_generation_fill_defaults(&ask, model, &out->params);
     MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = "input";
+    MR_TRY(check_length(message, model, mr_runtime_config(runtime)->max_seq_length, err));
     MR_TRY(read_input(message, model, &field, &out->prompt, err));
     return mr_generation_check_prompt(
         out->prompt.data, out->prompt.count, mr_model_config_get(model)->vocab_size,

@@ -14,13 +14,12 @@
 #include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
-#include <string.h>
 
 #define SHUTDOWN_RETRY_MS 1000u
 
 typedef struct generation {
     mr_request_link link; /* first: what the engine's news come through */
-    mr_limit_pass pass;   /* of the tenant's limits; holds while the engine has the request */
+    mr_limit_pass pass;   /* of the tenant's limits; holds until the request has ended */
     mr_call *call;
     mr_engine *engine;
     mr_request *request; /* shared with the engine; NULL until it is accepted */
@@ -121,10 +120,19 @@ static bool failed_before_its_first_token(const generation *gen)
     return err.status != MR_OK && gen->request->usage.completion_tokens == 0;
 }
 
+/* What counts against the tenant's tokens: nothing of a request that never ran. */
+static uint64_t used_tokens(const mr_request *request)
+{
+    const mr_request_usage *usage = &request->usage;
+    return usage->scheduled_ns == 0 ? 0 : (uint64_t)usage->prompt_tokens + usage->completion_tokens;
+}
+
 /* `last` is borrowed; NULL: nothing but the status. */
 static void finish(generation *gen, const Millrace__V1__GenerateResponse *last)
 {
     mr_error err;
+    /* Before the client knows of the end: its next request finds what this one gives back. */
+    mr_rate_limiter_finish(&gen->pass.ticket, used_tokens(gen->request));
     final_error(gen, &err);
     if (gen->unary) {
         finish_unary(gen, last, &err);
@@ -165,13 +173,6 @@ static void pump(generation *gen)
     } else {
         mr_call_send(call, &message->base);
     }
-}
-
-/* What counts against the tenant's tokens: nothing of a request that never ran. */
-static uint64_t used_tokens(const mr_request *request)
-{
-    const mr_request_usage *usage = &request->usage;
-    return usage->scheduled_ns == 0 ? 0 : (uint64_t)usage->prompt_tokens + usage->completion_tokens;
 }
 
 static void on_news(mr_request_link *link, bool ended)
@@ -237,7 +238,8 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
     }
     MR_TRY(mr_request_create(&spec, &gen->request, err));
     asked->lists.stop = NULL;
-    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request, err);
+    return mr_id_registry_claim(&queue->server->ids, &gen->id, mr_call_tenant(gen->call)->name,
+                                gen->request, err);
 }
 
 static mr_status check_priority(const generation *gen, const mr_proto_request *asked, mr_error *err)
@@ -312,8 +314,11 @@ static mr_status pass_limits(generation *gen, mr_error *err)
     ticket->limits = limits;
     ticket->tokens = request->n_prompt + output;
     snprintf(ticket->tenant, sizeof(ticket->tenant), "%s", tenant->name);
-    snprintf(ticket->lease, sizeof(ticket->lease), "%s@%016" PRIx64, request->id,
-             gen->call->queue->server->boot);
+    /* Numbered, since the same id may come again while the engine still ends the first. */
+    mr_rpc_queue *queue = gen->call->queue;
+    const unsigned number = (unsigned)(queue - queue->server->queues);
+    snprintf(ticket->lease, sizeof(ticket->lease), "%s@%016" PRIx64 "-%u-%" PRIu64, request->id,
+             queue->server->boot, number, ++queue->next_lease);
     gen->pass.on_decided = on_decided;
     mr_call_hold(gen->call); /* until it is decided */
     if (!mr_limit_gate_ask(&gen->pass, gen->call->queue)) {
@@ -355,9 +360,10 @@ static mr_status start(generation *gen, mr_error *err)
     mr_runtime *runtime = NULL;
     MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
     ProtobufCMessage *message = NULL;
-    MR_TRY(mr_codec_unpack(gen->unary ? &millrace__v1__generate_unary_request__descriptor
-                                      : &millrace__v1__generate_request__descriptor,
-                           call->payload, &message, err));
+    MR_TRY(mr_call_unpack(call,
+                          gen->unary ? &millrace__v1__generate_unary_request__descriptor
+                                     : &millrace__v1__generate_request__descriptor,
+                          &message, err));
     mr_call_drop_payload(call);
     const Millrace__V1__GenerateRequest *request =
         gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request

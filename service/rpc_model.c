@@ -1,12 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* GetModel, and the answer to every method that is not served. */
 #include "service/call.h"
-#include "service/generation.h"
+#include "service/unsupported.h"
 
 #include "millrace/v1/inference.pb-c.h"
 
 #include <grpc/slice.h>
-#include <inttypes.h>
 #include <string.h>
 
 #define PACKAGE_PREFIX "/millrace.v1."
@@ -34,8 +33,9 @@ static void describe(const mr_runtime *runtime, Millrace__V1__Model *out)
     out->parameters = about->parameters;
     out->backend = text(mr_runtime_backend(runtime)->name);
     out->version = text(MR_VERSION);
-    out->rope = text(about->rope_type);
+    out->rope = text(about->rope_in_effect);
     out->kv_cache_dtype = text(config->kv_cache_dtype);
+    out->kv_scales = text(about->kv_scales);
     const mr_tokenizer *tokenizer = mr_model_tokenizer(model);
     if (tokenizer != NULL && mr_tokenizer_bos(tokenizer) != UINT32_MAX) {
         out->_bos_token_id_case = MILLRACE__V1__MODEL___BOS_TOKEN_ID_BOS_TOKEN_ID;

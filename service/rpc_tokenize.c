@@ -32,6 +32,25 @@ static void answer(mr_call *call, const ProtobufCMessage *response)
     mr_call_finish(call, NULL, &err);
 }
 
+/* An answer has all the bytes of the text, and more: what it cannot hold is not turned into tokens
+ * first, for as long as that takes the calls of this thread wait. */
+static mr_status check_length(const Millrace__V1__TokenizeRequest *asked, mr_error *err)
+{
+    const bool chat = asked->input_case == MILLRACE__V1__TOKENIZE_REQUEST__INPUT_CHAT;
+    const bool text = asked->input_case == MILLRACE__V1__TOKENIZE_REQUEST__INPUT_TEXT;
+    size_t bytes = text ? asked->text.len : 0;
+    for (size_t i = 0; chat && i < asked->chat->n_messages; i++) {
+        bytes += asked->chat->messages[i]->content.len;
+    }
+    if (bytes <= MR_RPC_MAX_ANSWER_BYTES) {
+        return MR_OK;
+    }
+    return mr_fail_field(err, MR_RESOURCE_EXHAUSTED, chat ? "chat.messages" : "text",
+                         "%s has %zu bytes, and one message of the answer may have %d: send it in "
+                         "parts",
+                         chat ? "chat.messages" : "text", bytes, MR_RPC_MAX_ANSWER_BYTES);
+}
+
 /* Decodes the payload of a call, gives the model. */
 static mr_status open_call(mr_call *call, const ProtobufCMessageDescriptor *type,
                            const mr_model **model, ProtobufCMessage **message, mr_error *err)
@@ -40,7 +59,7 @@ static mr_status open_call(mr_call *call, const ProtobufCMessageDescriptor *type
     MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
     *model = mr_runtime_model(runtime);
     MR_TRY(need_tokenizer(*model, err));
-    return mr_codec_unpack(type, call->payload, message, err);
+    return mr_call_unpack(call, type, message, err);
 }
 
 static bool parses_special(const Millrace__V1__TokenizeRequest *asked)
@@ -82,6 +101,7 @@ static mr_status encode_chat(const Millrace__V1__TokenizeRequest *asked, const m
 static mr_status encode(const Millrace__V1__TokenizeRequest *asked, const mr_model *model,
                         mr_ids *ids, mr_error *err)
 {
+    MR_TRY(check_length(asked, err));
     switch (asked->input_case) {
     case MILLRACE__V1__TOKENIZE_REQUEST__INPUT_TEXT:
         return encode_text(asked, model, ids, err);

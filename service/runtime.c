@@ -3,9 +3,12 @@
 
 #include "base/checked.h"
 #include "base/cpu.h"
+#include "base/log.h"
 #include "cache/block_pool.h"
+#include "kernels/cuda/cuda_backend.h"
 
 #include <inttypes.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -13,6 +16,10 @@
 #define MIN_ROWS 64u
 /* Blocks registered or forgotten that may wait to be told to other replicas. */
 #define PREFIX_EVENTS 16384u
+
+/* Defaults on a GPU. */
+#define GPU_BATCH_SIZE   256u
+#define GPU_BATCH_TOKENS 8192u
 
 struct mr_runtime {
     mr_config config;
@@ -37,17 +44,90 @@ mr_status mr_runtime_open_model(const mr_config *config, const char *path, mr_mo
     return mr_model_open(path, out, err);
 }
 
-static mr_status open_backend(mr_runtime *runtime, mr_error *err)
+static mr_status open_cpu(mr_runtime *runtime, mr_error *err)
 {
-    const bool f32 = strcmp(runtime->config.compute, "f32") == 0;
+    const char *compute = runtime->config.compute;
+    if (strcmp(compute, "bf16") == 0 || strcmp(compute, "f16") == 0) {
+        return mr_fail_field(err, MR_FAILED_PRECONDITION, "compute",
+                             "compute=%s is for GPUs, and none is used: take auto or f32", compute);
+    }
     const mr_cpu_options options = {
-        .compute = f32 ? MR_COMPUTE_F32 : MR_COMPUTE_AUTO,
+        .compute = strcmp(compute, "f32") == 0 ? MR_COMPUTE_F32 : MR_COMPUTE_AUTO,
         .isa = MR_CPU_ISA_AUTO,
         .threads = runtime->config.threads,
     };
-    MR_TRY(mr_cpu_backend_create(&options, &runtime->backend, err));
+    return mr_cpu_backend_create(&options, &runtime->backend, err);
+}
+
+/* What a GPU has room for unless somebody asks for less. */
+static void raise_limits(mr_config *config)
+{
+    if (!mr_config_given(config, "max_batch_size") && config->max_batch_size < GPU_BATCH_SIZE) {
+        config->max_batch_size = GPU_BATCH_SIZE;
+    }
+    if (!mr_config_given(config, "max_batch_tokens") &&
+        config->max_batch_tokens < GPU_BATCH_TOKENS) {
+        config->max_batch_tokens = GPU_BATCH_TOKENS;
+    }
+}
+
+static mr_dtype gpu_compute(const mr_runtime *runtime)
+{
+    const char *compute = runtime->config.compute;
+    if (strcmp(compute, "auto") == 0) {
+        return mr_cuda_default_compute(runtime->plan);
+    }
+    return strcmp(compute, "f32") == 0   ? MR_DTYPE_F32
+           : strcmp(compute, "f16") == 0 ? MR_DTYPE_F16
+                                         : MR_DTYPE_BF16;
+}
+
+static mr_status open_gpu(mr_runtime *runtime, mr_error *err)
+{
+    mr_config *config = &runtime->config;
+    const mr_cuda_options options = {
+        .compute = gpu_compute(runtime),
+        .threads = config->threads > 0 ? config->threads : mr_cpu_count(),
+        .memory_fraction = mr_config_gpu_share(config),
+    };
+    MR_TRY(mr_cuda_backend_create(&options, &runtime->backend, err));
+    if (strcmp(config->batch_invariant, "true") == 0) {
+        return mr_fail_field(err, MR_UNIMPLEMENTED, "batch_invariant",
+                             "batch_invariant=true is not supported on a GPU yet: leave it out, or "
+                             "set backend=cpu");
+    }
+    raise_limits(config);
+    if (options.compute == MR_DTYPE_F16 && !mr_config_given(config, "kv_cache_dtype")) {
+        (void)snprintf(config->kv_cache_dtype, sizeof(config->kv_cache_dtype), "f16");
+    }
+    return MR_OK;
+}
+
+static mr_status open_backend(mr_runtime *runtime, mr_error *err)
+{
+    const char *wanted = runtime->config.backend;
+    mr_status status = MR_FAILED_PRECONDITION;
+    if (strcmp(wanted, "cpu") != 0) {
+        mr_error why = {0};
+        status = open_gpu(runtime, &why);
+        /* "auto" goes on without a GPU, but not without one that is there and cannot be used. */
+        if (status != MR_OK && (strcmp(wanted, "cuda") == 0 || status != MR_FAILED_PRECONDITION)) {
+            if (err != NULL) {
+                *err = why;
+            }
+            return status;
+        }
+        if (status != MR_OK) {
+            mr_log(MR_LOG_DEBUG, "runtime", "computing on the CPU", "why=\"%s\"", why.message);
+        }
+    }
+    if (status != MR_OK) {
+        MR_TRY(open_cpu(runtime, err));
+    }
     runtime->backend->vt->info(runtime->backend, &runtime->backend_info);
-    runtime->config.threads = runtime->backend_info.threads;
+    runtime->config.threads = runtime->backend_info.threads > 0 ? runtime->backend_info.threads
+                              : runtime->config.threads > 0     ? runtime->config.threads
+                                                                : mr_cpu_count();
     return MR_OK;
 }
 
@@ -94,6 +174,7 @@ static mr_status size_kv(mr_runtime *runtime, mr_error *err)
     if (fit_length) {
         config->max_seq_length = model->context_length;
     }
+    runtime->exec_options.max_context = config->max_seq_length;
     const uint64_t block_bytes =
         mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size);
     const uint32_t per_sequence = mr_blocks_for(config->max_seq_length, config->block_size);
@@ -102,8 +183,12 @@ static mr_status size_kv(mr_runtime *runtime, mr_error *err)
         return mr_fail(err, MR_INVALID_ARGUMENT, "the KV cache would have no or too large a size");
     }
     const bool given = config->kv_cache_memory != 0;
-    const uint64_t budget =
-        (given ? config->kv_cache_memory : mr_memory_available() / 2) / block_bytes;
+    uint64_t available = mr_memory_available() / 2;
+    if (runtime->backend->vt->kv_room != NULL) {
+        MR_TRY(runtime->backend->vt->kv_room(runtime->backend, runtime->plan,
+                                             &runtime->exec_options, &available, err));
+    }
+    const uint64_t budget = (given ? config->kv_cache_memory : available) / block_bytes;
     const uint64_t room = budget > 0 ? budget - 1 : 0; /* the null block takes its share */
     uint64_t blocks = wanted < room ? wanted : room;
     blocks = blocks < UINT32_MAX - 1 ? blocks : UINT32_MAX - 1;
@@ -159,16 +244,16 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
     MR_TRY(backend->vt->upload(backend, runtime->plan, options->progress, options->progress_ctx,
                                &runtime->weights, err));
 
-    MR_TRY(size_kv(runtime, err));
     const mr_config *config = &runtime->config;
     mr_exec_options *exec = &runtime->exec_options;
     exec->max_tokens = config->max_batch_tokens;
     exec->max_seqs = config->max_batch_size;
     exec->max_rows = options->score_rows ? config->max_batch_tokens : max_rows(config);
-    exec->max_context = config->max_seq_length;
     exec->block_size = config->block_size;
     exec->kv_dtype = kv_dtype(config);
     exec->keep_logits = options->keep_logits;
+    MR_TRY(size_kv(runtime, err));
+    exec->max_context = config->max_seq_length;
     return backend->vt->compile(backend, runtime->plan, runtime->weights, exec, &runtime->exec,
                                 err);
 }
@@ -211,7 +296,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .host_memory = config->kv_host_memory,
         .asynchronous = runtime->backend_info.asynchronous,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
-        .prefix_caching = strcmp(config->enable_prefix_caching, "true") == 0,
+        .prefix_caching = config->enable_prefix_caching,
         .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
         .clock = mr_clock_monotonic(),
     };

@@ -5,8 +5,8 @@
 #include "base/log.h"
 #include "cache/claims.h"
 #include "cache/redis_store.h"
+#include "service/listen.h"
 
-#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,24 +22,6 @@ struct mr_sharing {
     mr_claims claims; /* of the link's thread; no ring: nothing to tell */
 };
 
-mr_rate_limits mr_tenant_limits(const mr_tenant *tenant)
-{
-    mr_rate_limits limits = {
-        .requests_per_s = tenant->requests_per_s,
-        .burst_requests = tenant->burst_requests,
-        .tokens_per_min = tenant->tokens_per_min,
-        .burst_tokens = tenant->burst_tokens,
-        .max_concurrent = tenant->max_concurrent,
-    };
-    if (limits.burst_requests == 0) {
-        limits.burst_requests = (uint32_t)fmax(1.0, ceil(limits.requests_per_s));
-    }
-    if (limits.burst_tokens == 0) {
-        limits.burst_tokens = limits.tokens_per_min;
-    }
-    return limits;
-}
-
 static bool is_every_interface(const char *host)
 {
     return host[0] == '\0' || strcmp(host, "0.0.0.0") == 0 || strcmp(host, "[::]") == 0;
@@ -51,9 +33,7 @@ static void describe(const mr_runtime *runtime, const char *listen, int port, mr
     char machine[65] = "";
     char host[65] = "";
     (void)gethostname(machine, sizeof(machine) - 1);
-    const char *colon = strrchr(listen, ':');
-    const int length = colon == NULL ? (int)strlen(listen) : (int)(colon - listen);
-    snprintf(host, sizeof(host), "%.*s", length, listen);
+    snprintf(host, sizeof(host), "%.*s", (int)mr_listen_host_bytes(listen), listen);
     snprintf(self->addr, sizeof(self->addr), "%s:%d", is_every_interface(host) ? machine : host,
              port);
     if (config->redis_replica_id[0] != '\0') {
@@ -61,8 +41,8 @@ static void describe(const mr_runtime *runtime, const char *listen, int port, mr
     } else {
         snprintf(self->id, sizeof(self->id), "%s:%d", machine, port);
     }
-    snprintf(self->numerics, sizeof(self->numerics), "%s/%s", mr_runtime_backend(runtime)->numerics,
-             config->kv_cache_dtype);
+    mr_prefix_identity_numerics(mr_runtime_backend(runtime), config, self->numerics,
+                                sizeof(self->numerics));
     snprintf(self->state, sizeof(self->state), "ready");
 }
 

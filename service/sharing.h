@@ -8,7 +8,6 @@
 #include "cache/rate_limiter.h"
 #include "service/config.h"
 #include "service/runtime.h"
-#include "service/tenants.h"
 
 typedef struct mr_sharing mr_sharing;
 
@@ -30,8 +29,5 @@ mr_rate_limiter *mr_sharing_limiter(mr_sharing *sharing);
 mr_metadata_store *mr_sharing_store(mr_sharing *sharing);
 /* Any thread. */
 void mr_sharing_stats_get(mr_sharing *sharing, mr_sharing_stats *out);
-
-/* A tenant's limits with the automatic bursts: those of a second and of a minute. */
-mr_rate_limits mr_tenant_limits(const mr_tenant *tenant);
 
 #endif

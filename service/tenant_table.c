@@ -3,7 +3,7 @@
 
 #include "base/checked.h"
 
-#include <inttypes.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -127,4 +127,22 @@ mr_status mr_tenant_place_replace(mr_tenant_place *place, const mr_tenants *tena
     mr_tenant_table_unref(before);
     mr_tenant_table_unref(old);
     return MR_OK;
+}
+
+mr_rate_limits mr_tenant_limits(const mr_tenant *tenant)
+{
+    mr_rate_limits limits = {
+        .requests_per_s = tenant->requests_per_s,
+        .burst_requests = tenant->burst_requests,
+        .tokens_per_min = tenant->tokens_per_min,
+        .burst_tokens = tenant->burst_tokens,
+        .max_concurrent = tenant->max_concurrent,
+    };
+    if (limits.burst_requests == 0) {
+        limits.burst_requests = (uint32_t)fmax(1.0, ceil(limits.requests_per_s));
+    }
+    if (limits.burst_tokens == 0) {
+        limits.burst_tokens = limits.tokens_per_min;
+    }
+    return limits;
 }

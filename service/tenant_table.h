@@ -10,6 +10,7 @@
 #define MILLRACE_SERVICE_TENANT_TABLE_H
 
 #include "base/flag.h"
+#include "cache/rate_limiter.h"
 #include "service/tenants.h"
 
 #include <pthread.h>
@@ -36,5 +37,8 @@ MR_MUST_USE mr_status mr_tenant_place_replace(mr_tenant_place *place, const mr_t
 /* Gives a reference to the table in effect. Any thread. */
 mr_tenant_table *mr_tenant_place_get(mr_tenant_place *place);
 void mr_tenant_table_unref(mr_tenant_table *table);
+
+/* A tenant's limits with the automatic bursts: those of a second and of a minute. */
+mr_rate_limits mr_tenant_limits(const mr_tenant *tenant);
 
 #endif

@@ -6,7 +6,6 @@
 #include "base/pages.h"
 #include "kernels/cpu/fast_kernels.h"
 
-#include <stdlib.h>
 #include <string.h>
 
 enum {

@@ -79,13 +79,28 @@ size_t mr_fast_strip_bytes(uint32_t layout, uint32_t k)
     return (size_t)MR_FAST_STRIP * k * element_bytes(layout);
 }
 
+/* Of weights with codes. Integer layouts are exact but for an offset, which is rounded to f16. What
+ * does not fit them (act-order, F8 codes, scales beyond f16) is rounded to the type of the scales,
+ * to bf16 where that is f32: as the engines do that such checkpoints are made for. */
+static mr_fast_layout codes_layout(const mr_weight_codes *codes, mr_dtype dtype)
+{
+    if (codes->halves && dtype == MR_DTYPE_CODES4) {
+        return codes->centred ? MR_FAST_U4_CENTRED : MR_FAST_U4_OFFSET;
+    }
+    if (codes->halves && dtype == MR_DTYPE_CODES8) {
+        return codes->centred ? MR_FAST_U8_CENTRED : MR_FAST_U8_OFFSET;
+    }
+    return codes->scale_dtype == MR_DTYPE_F16 ? MR_FAST_F16 : MR_FAST_BF16;
+}
+
 mr_status mr_fast_weight_layout(const mr_plan_weight *from, mr_cpu_weight *to, mr_error *err)
 {
-    if ((unsigned)to->dtype >= MR_DTYPE_COUNT) {
+    const bool coded = from->codes != NULL;
+    if (!coded && (unsigned)to->dtype >= MR_DTYPE_COUNT) {
         return mr_fail(err, MR_UNIMPLEMENTED, "weight %s: type %u is not known; use a file in %s",
                        from->name, (unsigned)to->dtype, MR_DTYPE_NAMES);
     }
-    to->layout = layouts[to->dtype];
+    to->layout = coded ? codes_layout(from->codes, to->dtype) : layouts[to->dtype];
     uint64_t strips = ((uint64_t)to->n + MR_FAST_STRIP - 1) / MR_FAST_STRIP;
     if (!mr_mul_u64(strips, mr_fast_strip_bytes(to->layout, to->k), &to->bytes)) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "weight %s: %u x %u is too large", from->name,
@@ -138,6 +153,35 @@ static void pack_group(uint32_t layout, const mr_quant_group *group, uint32_t i,
     }
 }
 
+/* Rows of a weight with codes, rounded to the layout's f16 or bf16. */
+static void pack_rounded_row(const mr_cpu_weight *to, const uint8_t *row, uint32_t i, uint8_t *out)
+{
+    const mr_dtype_info *info = mr_dtype_info_get(to->dtype);
+    float values[MR_CODES_BLOCK];
+    for (uint32_t j = 0; j < to->k; j++) {
+        const uint32_t in_block = j % info->block_elements;
+        if (in_block == 0) {
+            mr_dequantize(to->dtype, row + (size_t)j / info->block_elements * info->block_bytes,
+                          values, info->block_elements);
+        }
+        const uint16_t bits = to->layout == MR_FAST_F16 ? mr_f32_to_f16(values[in_block])
+                                                        : mr_f32_to_bf16(values[in_block]);
+        memcpy(out + ((size_t)j * MR_FAST_STRIP + i) * 2, &bits, 2);
+    }
+}
+
+static void pack_codes_row(const mr_cpu_weight *to, const uint8_t *src, uint32_t i, uint8_t *out)
+{
+    const uint32_t bytes = mr_dtype_info_get(to->dtype)->block_bytes;
+    const bool centred = !mr_fast_has_offsets(to->layout);
+    mr_quant_group group;
+    for (uint32_t done = 0; done < to->k; done += MR_CODES_BLOCK, src += bytes) {
+        mr_codes_unpack(to->dtype, centred, src, &group);
+        pack_group(to->layout, &group, i, out);
+        out += block_bytes(to->layout);
+    }
+}
+
 static void pack_quantised_row(const mr_cpu_weight *to, const uint8_t *src, uint32_t i,
                                uint8_t *out)
 {
@@ -166,12 +210,18 @@ void mr_fast_weight_pack(mr_cpu_source *from, mr_cpu_weight *to, uint32_t thread
         if (rows == NULL) {
             return;
         }
-        if (!mr_fast_is_quantised(to->layout)) {
+        const bool coded = from->weight->codes != NULL;
+        if (!coded && !mr_fast_is_quantised(to->layout)) {
             pack_float_strip(to, rows, count, out);
             continue;
         }
+        void (*pack)(const mr_cpu_weight *, const uint8_t *, uint32_t, uint8_t *) =
+            pack_quantised_row;
+        if (coded) {
+            pack = mr_fast_is_quantised(to->layout) ? pack_codes_row : pack_rounded_row;
+        }
         for (uint32_t i = 0; i < count; i++) {
-            pack_quantised_row(to, rows + i * from->row_bytes, i, out);
+            pack(to, rows + i * from->row_bytes, i, out);
         }
     }
 }

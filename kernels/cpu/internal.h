@@ -44,7 +44,8 @@ typedef struct mr_cpu_weight {
     uint64_t bytes;
 } mr_cpu_weight;
 
-/* Where the rows of a weight come from: a model's memory, or nothing (made as they are asked for).
+/* Where the rows of a weight come from: a model's memory, or made as they are asked for, of codes
+ * or of nothing.
  * One thread at a time. */
 typedef struct mr_cpu_source {
     const mr_plan_weight *weight;
@@ -205,11 +206,6 @@ bool mr_cpu_transfer_cancel(mr_exec *base, uint64_t ticket);
 /* step.c: submit and wait of the executor's table. */
 MR_MUST_USE mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err);
 MR_MUST_USE mr_status mr_cpu_step_wait(mr_exec *base, mr_step_output *out, mr_error *err);
-/* batch_check.c. Every count and index of the batch against the executor's limits, before any of
- * it is used; INVALID_ARGUMENT naming the entry. */
-MR_MUST_USE mr_status mr_cpu_batch_check(const mr_cpu_exec *exec, const mr_batch *batch,
-                                         mr_error *err);
-
 /* Rows a buffer of this row space has in the step. */
 static inline uint32_t mr_cpu_rows(const mr_plan *plan, mr_buffer_id id, const mr_batch *batch)
 {

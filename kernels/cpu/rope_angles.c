@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 /* The row of one position. */
 static void fill_row(const mr_plan_rope *rope, const float *inv_freq, uint64_t position,

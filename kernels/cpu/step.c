@@ -3,6 +3,7 @@
 #include "kernels/cpu/internal.h"
 
 #include "base/clock.h"
+#include "kernels/batch_check.h"
 
 #include <string.h>
 
@@ -104,7 +105,14 @@ mr_status mr_cpu_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err
                        "step %llu: the step before it was not waited for",
                        (unsigned long long)batch->step);
     }
-    MR_TRY(mr_cpu_batch_check(exec, batch, err));
+    const mr_batch_bounds bounds = {
+        .options = &exec->options,
+        .vocab_size = exec->plan->vocab_size,
+        .kv_groups = exec->plan->kv.groups,
+        .max_blocks = exec->max_blocks,
+        .n_drawn = exec->n_drawn,
+    };
+    MR_TRY(mr_batch_check(&bounds, batch, err));
     apply_deltas(exec, batch);
     resolve_tokens(exec, batch);
     mr_cpu_ropes_step(exec, batch);

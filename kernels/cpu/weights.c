@@ -86,7 +86,7 @@ static mr_status lay_out_all(const mr_plan *plan, mr_cpu_weights *weights, mr_er
 const uint8_t *mr_cpu_source_rows(mr_cpu_source *source, uint64_t first, uint64_t count)
 {
     const mr_plan_weight *weight = source->weight;
-    if (source->random == NULL) {
+    if (source->random == NULL && weight->codes == NULL) {
         return (const uint8_t *)weight->data + first * source->row_bytes;
     }
     if (source->made == NULL) {
@@ -98,8 +98,12 @@ const uint8_t *mr_cpu_source_rows(mr_cpu_source *source, uint64_t first, uint64_
         return NULL;
     }
     MR_CHECK(count <= source->made_rows);
-    mr_random_weight_fill(source->random, weight, first * weight->k, count * weight->k,
-                          source->made);
+    if (source->random == NULL) {
+        mr_weight_codes_fill(weight->codes, weight->k, first, count, source->made);
+    } else {
+        mr_random_weight_fill(source->random, weight, first * weight->k, count * weight->k,
+                              source->made);
+    }
     return source->made;
 }
 
@@ -142,29 +146,50 @@ static bool make_slab(mr_cpu_weights *weights)
     return true;
 }
 
+/* The table of a weight that was made of nothing. */
+typedef struct random_kept {
+    mr_random_table *table; /* owns; NULL: none */
+    mr_plan_weight of;      /* the weight it was made for */
+} random_kept;
+
 /* What packing needs besides the weights. */
 typedef struct packer {
     mr_thread_pool *pool;
     const mr_plan *plan;
     mr_cpu_source *sources; /* [threads], owns */
-    /* The table of the last weight that was made of nothing; owns. */
-    mr_random_table *random;
-    mr_dtype random_dtype;
-    float random_mean;
+    random_kept kept[2];    /* gains are made around 1 and come between weights around 0 */
+    uint32_t oldest;
 } packer;
 
-/* The table for a weight without data, kept for the next. */
-static mr_status find_random(packer *p, const mr_plan_weight *weight)
+/* Whether the two have elements from the same table. */
+static bool same_table(const mr_plan_weight *a, const mr_plan_weight *b)
 {
-    if (p->random != NULL && p->random_dtype == weight->dtype &&
-        p->random_mean == weight->random_mean) {
-        return MR_OK;
+    if (a->dtype != b->dtype || a->random_mean != b->random_mean) {
+        return false;
     }
-    mr_random_table_destroy(p->random);
-    p->random = NULL;
-    p->random_dtype = weight->dtype;
-    p->random_mean = weight->random_mean;
-    return mr_random_table_create(weight->dtype, weight->random_mean, &p->random);
+    return a->codes == NULL || (a->codes->codes.bits == b->codes->codes.bits &&
+                                a->codes->codes.form == b->codes->codes.form);
+}
+
+/* The table for a weight without data, kept for the next. */
+static mr_status find_random(packer *p, const mr_plan_weight *weight, const mr_random_table **out)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        const random_kept *kept = &p->kept[i];
+        if (kept->table != NULL && same_table(&kept->of, weight)) {
+            *out = kept->table;
+            return MR_OK;
+        }
+    }
+    random_kept *next = &p->kept[p->oldest];
+    p->oldest = 1 - p->oldest;
+    mr_random_table_destroy(next->table);
+    *next = (random_kept){.of = *weight};
+    MR_TRY(weight->codes != NULL
+               ? mr_random_codes_table_create(weight->codes, &next->table)
+               : mr_random_table_create(weight->dtype, weight->random_mean, &next->table));
+    *out = next->table;
+    return MR_OK;
 }
 
 static mr_status pack_one(packer *p, const mr_cpu_path *path, const mr_plan_weight *from,
@@ -174,8 +199,7 @@ static mr_status pack_one(packer *p, const mr_cpu_path *path, const mr_plan_weig
     mr_cpu_source source = {.weight = from};
     MR_CHECK(mr_dtype_row_bytes(from->dtype, from->k, &source.row_bytes));
     if (from->random) {
-        MR_TRY(find_random(p, from));
-        source.random = p->random;
+        MR_TRY(find_random(p, from, &source.random));
     }
     for (uint32_t i = 0; i < threads; i++) {
         p->sources[i] = source;
@@ -187,9 +211,7 @@ static mr_status pack_one(packer *p, const mr_cpu_path *path, const mr_plan_weig
         failed = failed || p->sources[i].failed;
         free(p->sources[i].made);
     }
-    if (p->plan->release != NULL && !from->random) {
-        p->plan->release(p->plan->release_ctx, from->data, from->bytes);
-    }
+    mr_plan_release(p->plan, from);
     return failed ? MR_RESOURCE_EXHAUSTED : MR_OK;
 }
 
@@ -227,7 +249,8 @@ static mr_status pack_all(mr_thread_pool *pool, const mr_plan *plan, mr_cpu_weig
         status = pack_weights(&p, weights, progress, progress_ctx);
     }
     free(p.sources);
-    mr_random_table_destroy(p.random);
+    mr_random_table_destroy(p.kept[0].table);
+    mr_random_table_destroy(p.kept[1].table);
     return status;
 }
 

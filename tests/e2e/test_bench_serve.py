@@ -44,6 +44,41 @@ def test_table(server, millrace_bin):
     assert all(name in out for name in ("first token", "between tokens", "whole request"))
 
 
+def test_lengths_in_a_range(server, millrace_bin):
+    """The mean of 60 lengths that are evenly spread over 2 to 12 is 7, give or take; every run asks the same."""
+    def tokens(seed):
+        report = json.loads(bench(millrace_bin, server.address, "--json", "--requests", "60", "--seed", seed,
+                                  "--prompt-tokens", "8", "--prompt-tokens-max", "40", "--output-tokens", "2",
+                                  "--output-tokens-max", "12").stdout)
+        assert (report["prompt_tokens"], report["prompt_tokens_max"]) == (8, 40)
+        assert (report["output_tokens"], report["output_tokens_max"], report["failed"]) == (2, 12, 0)
+        return round(report["output_tokens_per_s"] * report["duration_s"])
+
+    once = tokens("1")
+    assert 60 * 5 < once < 60 * 9 and once == tokens("1") != tokens("2")
+
+
+def test_static_batches(server, millrace_bin):
+    """Twelve requests that are there at once: four at a time, and the ones of a later batch wait for all of the
+    one before."""
+    report = json.loads(bench(millrace_bin, server.address, "--json", "--requests", "12", "--rate", "100000",
+                              "--static-batch", "4", "--prompt-tokens", "8", "--output-tokens", "2",
+                              "--output-tokens-max", "40", "--slo-ttft-ms", "1000000").stdout)
+    assert (report["static_batch"], report["max_in_flight"], report["done"]) == (4, 4, 12)
+    # Eight have ended before the four of the last batch begin.
+    assert report["ttft_ms"]["p90"] > report["e2e_ms"]["p50"]
+    good = report["goodput"]
+    assert good["good"] == 12
+    assert good["output_tokens_per_s"] == pytest.approx(report["output_tokens_per_s"])
+
+
+def test_static_batches_and_ranges_are_checked(millrace_bin):
+    for options, said in ((("--static-batch", "4"), "--rate"), (("--rate", "1", "--static-batch", "0"), "1 to"),
+                          (("--prompt-tokens", "9", "--prompt-tokens-max", "8"), "-max"),
+                          (("--output-tokens-max", "63"), "-max")):
+        assert said in bench(millrace_bin, "127.0.0.1:1", *options, code=2).stderr
+
+
 def test_failures_are_counted_by_status(millrace_bin, model_path):
     """A queue of one: most of a burst is refused, and the run says so."""
     with Server(millrace_bin, model_path, "max_seq_length=256", "max_batch_size=1", "max_queue_requests=1") as small:

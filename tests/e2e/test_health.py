@@ -95,7 +95,7 @@ def test_load(millrace_bin, model_path):
         next(calls[0])
         end = time.monotonic() + 10
         load = admin.GetLoad(pb.GetLoadRequest()).load
-        while load.waiting < 2 and time.monotonic() < end:
+        while (load.running, load.waiting) != (1, 2) and time.monotonic() < end:  # the engine tells after each step
             load = admin.GetLoad(pb.GetLoadRequest()).load
         assert (load.running, load.waiting) == (1, 2)
         assert load.kv_blocks_live > 0 and load.last_step_age_ms > 0 and not load.draining

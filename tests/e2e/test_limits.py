@@ -204,6 +204,29 @@ def test_two_replicas_share_limits_E1(millrace_bin, model_path):
             assert clock_of(two) - clock_of(one) > 500
 
 
+def test_two_replicas_share_tokens_and_places_E1(millrace_bin, model_path):
+    """To the token: what one replica takes is gone for the other, and what it gives back is there."""
+    with Redis() as redis:
+        settings = [f"redis.url={redis.url}", "redis.on_failure=closed",
+                    tenants(tokens_per_min=1, burst_tokens=700, max_concurrent=2)]
+        with start(millrace_bin, model_path, *settings, metrics=True) as one, \
+                start(millrace_bin, model_path, *settings, metrics=True) as two:
+            for server in (one, two):
+                wait_until(lambda server=server: available(server), "Redis is asked")
+            streams = [Stream(one, 300), Stream(two, 300)]
+            for server in (one, two):
+                error = failure(server.stub.Generate, short())
+                assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "2 requests running" in error.details()
+            prompts = [stream.join().usage.prompt_tokens for stream in streams]
+            wait_until(lambda: redis.ask("ZCARD", f"millrace:1:cc:{tenant_key()}") == "0", "no lease is left")
+            left = float(redis.ask("HGET", f"millrace:1:rl:{tenant_key()}:tok", "n"))
+            wanted = 700 - sum(prompts) - 2 * 300
+            assert wanted <= left < wanted + 7  # a token a minute flows in
+            for server in (one, two):
+                error = failure(server.stub.Generate, greedy(int(left) + 8, text=PROMPT))
+                assert "1 tokens a minute" in error.details()
+
+
 MODES = {"local": None, "open": None, "closed": grpc.StatusCode.UNAVAILABLE}
 
 
@@ -280,6 +303,27 @@ def test_call_that_ends_before_its_decision_leaks_nothing(millrace_bin, model_pa
             assert [len(stream.join().ids) for stream in streams] == [60] * 2
 
 
+def test_id_that_comes_again_at_once_has_a_lease_of_its_own(millrace_bin, model_path):
+    """A client cancels and repeats with the same id, while the engine still ends the first."""
+    leases = f"millrace:1:cc:{tenant_key()}"
+    with Redis() as redis:
+        with start(millrace_bin, model_path, f"redis.url={redis.url}", tenants(max_concurrent=2),
+                   metrics=True) as server:
+            wait_until(lambda: available(server), "Redis is asked")
+            for _ in range(5):
+                asked = greedy(400, text=PROMPT, requestId="again")
+                first = server.stub.Generate(asked, timeout=CALL_S)
+                next(first)
+                first.cancel()
+                second = server.stub.Generate(asked, timeout=CALL_S)
+                next(second)
+                wait_until(lambda: Scrape(server.metrics).value("millrace_requests_running") == 1, "the first ends")
+                unary(server.stub, short())  # behind the end of the first lease
+                assert redis.ask("ZCARD", leases) == "1"
+                second.cancel()
+                wait_until(lambda: redis.ask("ZCARD", leases) == "0", "no lease is left")
+
+
 def test_killed_replica_leaks_no_lease(millrace_bin, model_path):
     """Its leases have an end; a replica that lives renews its own."""
     with Redis() as redis:
@@ -295,15 +339,31 @@ def test_killed_replica_leaks_no_lease(millrace_bin, model_path):
             server.process.wait()
 
 
+def claims_in(redis, replica):
+    """Epochs of the replica's claims, by block."""
+    keys = redis.ask("KEYS", "millrace:1:px:*").split()
+    assert all(len(key) == len("millrace:1:px:") + 32 for key in keys)
+    return {key: redis.ask("HGET", key, replica) for key in keys}
+
+
 def test_replica_restarts_under_its_name_X5(millrace_bin, model_path):
-    """Its record has another epoch, so that no claim of the one before counts."""
+    """Its record has another epoch, so that no claim of the one before counts, though all are still there."""
     record = "millrace:1:replica:first"
     epochs = []
+    before = {}
     with Redis() as redis:
         for _ in range(2):
             with start(millrace_bin, model_path, f"redis.url={redis.url}", "redis.replica_id=first",
-                       tenants()) as server:
+                       "cache_salt_secret=a secret of a few bytes", tenants()) as server:
                 wait_until(lambda: redis.ask("HGET", record, "epoch") not in ("", *epochs), "the record is new")
+                assert claims_in(redis, "first") == before
+                assert redis.ask("HGET", record, "epoch") not in before.values()
+
+                def claimed():
+                    generate(server.stub, greedy(1, text=PROMPT * 40))
+                    before.update(claims_in(redis, "first"))
+                    return redis.ask("HGET", record, "epoch") in before.values()
+                wait_until(claimed, "blocks are claimed")
                 epochs.append(redis.ask("HGET", record, "epoch"))
                 assert redis.ask("HGET", record, "addr") == server.address
                 assert redis.ask("HGET", record, "state") == "ready"
@@ -322,9 +382,7 @@ def test_claims_are_published_and_outdated_X5(millrace_bin, model_path):
                    "cache_salt_secret=a secret of a few bytes", "admin.enable=true", tenants(),
                    metrics=True) as server:
             def claims():
-                keys = redis.ask("KEYS", "millrace:1:px:*").split()
-                assert all(len(key) == len("millrace:1:px:") + 32 for key in keys)
-                return {key: redis.ask("HGET", key, "first") for key in keys}
+                return claims_in(redis, "first")
 
             def asked():
                 generate(server.stub, greedy(1, text=PROMPT * 40))
@@ -383,3 +441,24 @@ def test_limits_are_reloaded(millrace_bin, model_path, tmp_path):
         asked = pb.GenerateUnaryRequest(request=short())
         server.stub.GenerateUnary(asked, metadata=bearer(FREE_KEY), timeout=CALL_S)
         assert len(stream.join().ids) == 400
+
+
+def test_requests_from_before_the_tenants_are_nobodys(millrace_bin, model_path, tmp_path):
+    """An open server gets tenants: the first one has the index of everybody, and reaches nothing of theirs."""
+    path = tmp_path / "millrace.yaml"
+    path.write_text("max_batch_size: 8\n")
+    with start(millrace_bin, model_path, config=path, metrics=True) as server:
+        asked = greedy(400, text=PROMPT, requestId="one")
+        before = server.stub.Generate(asked, timeout=CALL_S)
+        next(before)
+        path.write_text("max_batch_size: 8\n" + tenants().replace("tenants=", "tenants: ") + "\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "settings are reloaded" in server.log, "the log says so")
+        assert not server.stub.Abort(pb.AbortRequest(request_id="one")).found
+        mine = server.stub.Generate(asked, timeout=CALL_S)
+        next(mine)
+        assert server.stub.Abort(pb.AbortRequest(request_id="one")).found
+        with pytest.raises(grpc.RpcError) as caught:
+            list(mine)
+        assert caught.value.code() == grpc.StatusCode.CANCELLED
+        assert sum(len(chunk.tokens) for message in before for chunk in message.chunks) > 300

@@ -54,6 +54,7 @@ def places(tmp_path_factory, model_path, server):
     (folder / "type.yaml").write_text("threads: 2\nmax_batch_size: many\n")
     (folder / "key.yaml").write_text("max_batchsize: 4\n")
     (folder / "tab.yaml").write_text("drain:\n\ttimeout_ms: 1\n")
+    (folder / "group.yaml").write_text("log: debug\n")
     (folder / "list.yaml").write_text("- threads\n")
     (folder / "later.yaml").write_text("drain:\n  timeout_ms: 1000\n")
     (folder / "long.txt").write_text("word " * 2000)
@@ -108,6 +109,7 @@ CASES = {
                            ["{D}/type.yaml", "line 2", "max_batch_size", "many", "1 to 4096"]),
     "unknown key": ("serve --model {M} --config {D}/key.yaml", 2, ["line 1", "max_batchsize", "mean max_batch_size"]),
     "tab in YAML": ("serve --model {M} --config {D}/tab.yaml", 2, ["{D}/tab.yaml", "line 2", "not YAML"]),
+    "value for a group": ("serve --model {M} --config {D}/group.yaml", 2, ["{D}/group.yaml", "line 1", "log.level"]),
     "list instead of keys": ("serve --model {M} --config {D}/list.yaml", 2, ["{D}/list.yaml", "mapping"]),
     "key of a later version": ("serve --model {M} --config {D}/later.yaml", 2, ["drain.timeout_ms", "leave it out"]),
     "no such configuration": ("serve --model {M} --config {D}/no.yaml", 2, ["{D}/no.yaml", "check the path"]),
@@ -125,6 +127,12 @@ CASES = {
 
     "port taken": ("serve --model {M} --listen {taken}", 1, ["{taken}", "in use", "another port"]),
     "port alone": ("serve --model {M} --listen 8001", 2, ["8001", "HOST:PORT"]),
+    "metrics port taken": ("serve --model {M} --listen 127.0.0.1:0 --metrics-listen {taken}", 1,
+                           ["--metrics-listen", "{taken}", "another port"]),
+    "metrics port alone": ("serve --model {M} --listen 127.0.0.1:0 --metrics-listen 9090", 2,
+                           ["--metrics-listen", "9090", "HOST:PORT"]),
+    "unknown host to listen on": ("serve --model {M} --listen nobody.invalid:8001", 1,
+                                  ["nobody.invalid:8001", "address of this machine"]),
     "port out of range": ("serve --model {M} --listen 127.0.0.1:80011", 2, ["80011", "65535"]),
     "address of another machine": ("serve --model {M} --listen 192.0.2.1:8001", 1, ["192.0.2.1:8001", "0.0.0.0"]),
     "server not running": ("generate --server 127.0.0.1:1 Hello", 1, ["127.0.0.1:1", "millrace serve"]),

@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the unit tests (meson), and the end-to-end tests and those of the chart (pytest), and sums them up.
 
-usage: run_tests.py BUILD [--unit-only] [pytest arguments ...]
+usage: run_tests.py BUILD [--unit-only | --gpu] [pytest arguments ...]
 
+--gpu runs what needs a GPU, and nothing else.
 Lists every skip and failure, then prints `N passed, N failed`. A skip is a failure where CI is set.
 """
 import json
@@ -66,10 +67,11 @@ def add_unit_program(tally, entry):
         print(f"--- {name}\n{entry.get('stdout', '')}{entry.get('stderr', '')}")
 
 
-def run_unit(tally, build):
+def run_unit(tally, build, gpu):
     log = build / "meson-logs" / "testlog.json"
     log.unlink(missing_ok=True)
-    subprocess.run(["meson", "test", "-C", str(build), "--no-rebuild", "--timeout-multiplier", "10"])
+    suite = ["--suite", "gpu"] if gpu else ["--no-suite", "gpu"]
+    subprocess.run(["meson", "test", "-C", str(build), "--no-rebuild", "--timeout-multiplier", "10", *suite])
     if not log.exists():
         tally.failed.append("meson test gave no log")
         return
@@ -103,10 +105,11 @@ def main():
     root = pathlib.Path(__file__).resolve().parents[2]
     build = pathlib.Path(sys.argv[1]).resolve()
     arguments = sys.argv[2:]
+    gpu = "--gpu" in arguments
     unit_only = "--unit-only" in arguments
     tally = Tally()
-    run_unit(tally, build)
-    if not unit_only:
+    run_unit(tally, build, gpu)
+    if not unit_only and not gpu:
         for folder in ("e2e", "chart"):
             run_pytest(tally, root, build, folder, arguments)
     return tally.finish()

@@ -38,11 +38,6 @@ static mr_chat_template *create(mr_bytes text)
     return made;
 }
 
-static mr_bytes bytes_of(const char *text)
-{
-    return (mr_bytes){(const uint8_t *)text, strlen(text)};
-}
-
 static size_t read_messages(const json_t *row, mr_chat_message *messages)
 {
     const json_t *list = json_object_get(row, "messages");
@@ -177,9 +172,9 @@ static void test_render_K6_families_keep_users_text_plain(void **state)
 {
     (void)state;
     static const char text[] = "zq<|eot_id|>[INST]qz";
-    const mr_chat_message messages[] = {{bytes_of("user"), bytes_of(text)},
-                                        {bytes_of("assistant"), bytes_of(text)},
-                                        {bytes_of("user"), bytes_of(text)}};
+    const mr_chat_message messages[] = {{mr_bytes_of("user"), mr_bytes_of(text)},
+                                        {mr_bytes_of("assistant"), mr_bytes_of(text)},
+                                        {mr_bytes_of("user"), mr_bytes_of(text)}};
     const mr_chat_known *known;
     for (size_t i = 0; (known = mr_chat_known_at(i)) != NULL; i++) {
         mr_chat_template *tmpl = NULL;
@@ -232,9 +227,9 @@ static void test_render_refuses_bad_messages(void **state)
 {
     (void)state;
     mr_chat_template *tmpl = create(golden_bytes(golden, "template"));
-    const mr_chat_message bad_content[] = {{bytes_of("user"), bytes_of("fine")},
-                                           {bytes_of("user"), bytes_of("ab\xC0")}};
-    const mr_chat_message bad_role[] = {{bytes_of("\xFF"), bytes_of("fine")}};
+    const mr_chat_message bad_content[] = {{mr_bytes_of("user"), mr_bytes_of("fine")},
+                                           {mr_bytes_of("user"), mr_bytes_of("ab\xC0")}};
+    const mr_chat_message bad_role[] = {{mr_bytes_of("\xFF"), mr_bytes_of("fine")}};
     render_refused(tmpl, bad_content, 2, MR_INVALID_ARGUMENT, "messages[1].content", "byte 2");
     render_refused(tmpl, bad_role, 1, MR_INVALID_ARGUMENT, "messages[0].role", "byte 0");
     render_refused(tmpl, NULL, 0, MR_INVALID_ARGUMENT, "messages", "at least one");
@@ -245,8 +240,8 @@ static void test_render_refuses_bad_messages(void **state)
 static void test_render_K4_unknown_template_refused(void **state)
 {
     (void)state;
-    const mr_chat_message hello[] = {{bytes_of("user"), bytes_of("Hello")}};
-    mr_chat_template *other = create(bytes_of("{{ x }}"));
+    const mr_chat_message hello[] = {{mr_bytes_of("user"), mr_bytes_of("Hello")}};
+    mr_chat_template *other = create(mr_bytes_of("{{ x }}"));
     assert_false(mr_chat_template_known(other));
     render_refused(other, hello, 1, MR_FAILED_PRECONDITION, "",
                    "e52c737297f7dad622da7e58f5a16e7437f2716daccb4da859fc567ccd75c9a4");

@@ -87,6 +87,40 @@ static void test_defaults_are_those_of_the_classes(void **state)
     mr_model_close(model);
 }
 
+#define ROWS(layers, heads, kv_heads)                                                              \
+    "\"num_hidden_layers\":" #layers ",\"num_attention_heads\":" #heads                            \
+    ",\"num_key_value_heads\":" #kv_heads
+#define WIDTHS(width, ffn, vocab)                                                                  \
+    "\"hidden_size\":" #width ",\"intermediate_size\":" #ffn ",\"ffn_dim\":" #ffn                  \
+    ",\"vocab_size\":" #vocab
+#define TYPE(name) "\"model_type\":\"" name "\",\"max_position_embeddings\":2048"
+
+/* The shapes of models that everybody knows, and the parameters that their makers count. */
+static void test_parameters_are_those_published(void **state)
+{
+    (void)state;
+    static const struct {
+        const char *config;
+        uint64_t parameters;
+    } models[] = {
+        /* Llama 2 7B, Llama 3.1 8B, Mistral 7B */
+        {"{" TYPE("llama") "," WIDTHS(4096, 11008, 32000) "," ROWS(32, 32, 32) "}", 6738415616},
+        {"{" TYPE("llama") "," WIDTHS(4096, 14336, 128256) "," ROWS(32, 32, 8) "}", 8030261248},
+        {"{" TYPE("mistral") "," WIDTHS(4096, 14336, 32000) "," ROWS(32, 32, 8) "}", 7241732096},
+        /* Qwen2.5 7B, Qwen3 8B, Phi-3 mini, OPT 125M */
+        {"{" TYPE("qwen2") "," WIDTHS(3584, 18944, 152064) "," ROWS(28, 28, 4) "}", 7615616512},
+        {"{" TYPE("qwen3") "," WIDTHS(4096, 12288, 151936) "," ROWS(36, 32, 8) ",\"head_dim\":128}",
+         8190735360},
+        {"{" TYPE("phi3") "," WIDTHS(3072, 8192, 32064) "," ROWS(32, 32, 32) "}", 3821079552},
+        {"{" TYPE("opt") "," WIDTHS(768, 3072, 50272) "," ROWS(12, 12, 12) "}", 125239296},
+    };
+    for (size_t i = 0; i < sizeof(models) / sizeof(models[0]); i++) {
+        mr_model *model = accepted(models[i].config, NULL);
+        assert_int_equal(mr_model_config_get(model)->parameters, models[i].parameters);
+        mr_model_close(model);
+    }
+}
+
 static void test_ends_T5_are_the_union(void **state)
 {
     (void)state;
@@ -164,6 +198,8 @@ static void test_windows(void **state)
     assert_windows("{" MISTRAL ",\"sliding_window\":5}", 5, 5);
     assert_windows("{" LLAMA ",\"sliding_window\":5}", 0, 0);
     assert_windows("{" QWEN "}", 0, 0);
+    assert_windows("{" QWEN ",\"max_window_layers\":0}", 0, 0);
+    assert_windows("{" QWEN ",\"use_sliding_window\":false,\"max_window_layers\":0}", 0, 0);
     assert_windows("{" QWEN ",\"use_sliding_window\":true}", 0, 0); /* layers from 28 on */
     assert_windows("{" QWEN ",\"use_sliding_window\":true,\"max_window_layers\":1}", 0, 9);
     assert_windows("{" QWEN ",\"use_sliding_window\":true,"
@@ -217,6 +253,17 @@ static void test_configurations_that_cannot_be(void **state)
         {"{" LLAMA ",\"head_dim\":4.5}", "'head_dim'"},
         {"{" LLAMA ",\"rms_norm_eps\":0}", "rms_norm_eps"},
         {"{" LLAMA ",\"tie_word_embeddings\":1}", "'tie_word_embeddings'"},
+        {"{" LLAMA ",\"rope_theta\":1e300}", "rope_theta 1e+300"},
+        {"{" LLAMA ",\"rope_scaling\":{\"type\":\"linear\",\"factor\":1e300}}", "factor 1e+300"},
+        {"{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"llama3\",\"factor\":2,\"low_freq_factor\":1,"
+         "\"high_freq_factor\":4,\"original_max_position_embeddings\":0}}",
+         "original_max_position_embeddings is 0"},
+        {"{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"yarn\",\"factor\":2,"
+         "\"attention_factor\":1e39}}",
+         "attention factor of 1e+39"},
+        {"{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"longrope\",\"short_factor\":[1,1],"
+         "\"long_factor\":[2,2],\"original_max_position_embeddings\":1}}",
+         "attention factor of inf"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         refused(cases[i].config, MR_DATA_LOSS, cases[i].words);
@@ -300,6 +347,26 @@ static void test_shards(void **state)
     temp_dir_remove(&dir);
 }
 
+/* Each entry of a large index must not be compared with each of its files. */
+static void test_an_index_of_many_files_and_entries_is_read_at_once(void **state)
+{
+    (void)state;
+    enum { FILES = 4096, ENTRIES = 400000 };
+    const temp_dir dir = temp_dir_make();
+    char *text = malloc(64 + (size_t)ENTRIES * 32);
+    assert_non_null(text);
+    size_t used = (size_t)sprintf(text, "{\"weight_map\":{");
+    for (unsigned i = 0; i < ENTRIES; i++) {
+        const unsigned file = i < FILES ? i : FILES - 1 - i % 8;
+        used += (size_t)sprintf(text + used, "%s\"%x\":\"f%u\"", i == 0 ? "" : ",", i, file);
+    }
+    (void)sprintf(text + used, "}}");
+    temp_dir_write(&dir, INDEX, text);
+    free(text);
+    assert_checkpoint(&dir, MR_NOT_FOUND, "/f0'");
+    temp_dir_remove(&dir);
+}
+
 /* A checkpoint that lacks a tensor, or has it in another shape or type. */
 static void test_tensors_against_the_configuration(void **state)
 {
@@ -316,9 +383,15 @@ static void test_tensors_against_the_configuration(void **state)
         {"{\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[31,8],"
          "\"data_offsets\":[0,496]}}",
          496, MR_DATA_LOSS, "shape [31, 8] where the configuration wants [32, 8]"},
+        {"{\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[8,32],"
+         "\"data_offsets\":[0,512]}}",
+         512, MR_DATA_LOSS, "shape [8, 32] where the configuration wants [32, 8]"},
         {"{\"model.embed_tokens.weight\":{\"dtype\":\"I8\",\"shape\":[32,8],"
          "\"data_offsets\":[0,256]}}",
          256, MR_UNIMPLEMENTED, "type I8"},
+        {"{\"model.embed_tokens.weight\":{\"dtype\":\"BF16\",\"shape\":[],"
+         "\"data_offsets\":[0,2]}}",
+         2, MR_DATA_LOSS, "shape [] where the configuration wants [32, 8]"},
     };
     for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
         const temp_dir dir = temp_dir_make();
@@ -332,6 +405,51 @@ static void test_tensors_against_the_configuration(void **state)
         }
         temp_dir_remove(&dir);
     }
+}
+
+/* A factor that is null is one that is not given, as transformers writes it. */
+static void test_a_longrope_factor_may_be_null(void **state)
+{
+    (void)state;
+    mr_model *model = accepted("{" LLAMA ",\"rope_scaling\":{\"rope_type\":\"longrope\","
+                               "\"short_factor\":[1,1],\"long_factor\":[2,2],\"factor\":null}}",
+                               NULL);
+    assert_true(mr_model_config_get(model)->rope.attention_factor == 1.0f);
+    mr_model_close(model);
+}
+
+/* Words of a file that get into a message cannot command a terminal. */
+static void test_messages_have_no_control_characters(void **state)
+{
+    (void)state;
+    mr_model *model = NULL;
+    mr_error err;
+    assert_int_equal(open_config("{\"model_type\":\"x\\u001b[31m\\ny\"}", NULL, &model, &err),
+                     MR_UNIMPLEMENTED);
+    assert_non_null(strstr(err.message, "'x [31m y'"));
+}
+
+static void test_a_template_has_a_largest_size(void **state)
+{
+    (void)state;
+    const temp_dir dir = temp_dir_make();
+    const size_t size = ((size_t)4 << 20) + 1;
+    char *text = malloc(size + 1);
+    assert_non_null(text);
+    memset(text, ' ', size);
+    text[size] = '\0';
+    temp_dir_write(&dir, "config.json", "{" LLAMA "}");
+    temp_dir_write(&dir, "chat_template.jinja", text);
+    mr_model *model = NULL;
+    mr_error err = {0};
+    assert_int_equal(mr_model_open_random(dir.path, 1, &model, &err), MR_DATA_LOSS);
+    assert_non_null(strstr(err.message, "chat_template.jinja has 4194305 bytes"));
+    text[size - 1] = '\0';
+    temp_dir_write(&dir, "chat_template.jinja", text);
+    assert_int_equal(mr_model_open_random(dir.path, 1, &model, &err), MR_OK);
+    mr_model_close(model);
+    free(text);
+    temp_dir_remove(&dir);
 }
 
 static void test_random_weights_need_a_directory(void **state)
@@ -348,6 +466,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_defaults_are_those_of_the_classes),
+        cmocka_unit_test(test_parameters_are_those_published),
         cmocka_unit_test(test_ends_T5_are_the_union),
         cmocka_unit_test(test_sampling_of_a_generation_config),
         cmocka_unit_test(test_windows),
@@ -356,6 +475,10 @@ int main(void)
         cmocka_unit_test(test_shards),
         cmocka_unit_test(test_tensors_against_the_configuration),
         cmocka_unit_test(test_random_weights_need_a_directory),
+        cmocka_unit_test(test_an_index_of_many_files_and_entries_is_read_at_once),
+        cmocka_unit_test(test_a_longrope_factor_may_be_null),
+        cmocka_unit_test(test_messages_have_no_control_characters),
+        cmocka_unit_test(test_a_template_has_a_largest_size),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -109,7 +109,7 @@ static void test_what_is_no_json_is_refused_with_its_place(void **state)
                                       "/* c */ {}", "'a'",      "{a:1}"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         assert_refused("[\"\xC0\xAF\"]", 6, 4096, "not UTF-8 at byte 2"); /* overlong */
-    assert_refused(bad[i], strlen(bad[i]), 4096, "byte ");
+        assert_refused(bad[i], strlen(bad[i]), 4096, "byte ");
     }
     assert_refused("", 0, 4096, "0 bytes");
     assert_refused("[1,2,3]", 7, 6, "7 bytes where 1 to 6");

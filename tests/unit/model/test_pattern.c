@@ -8,16 +8,11 @@
 
 #include <cmocka.h>
 
-static mr_bytes bytes_of(const char *text)
-{
-    return (mr_bytes){.data = (const uint8_t *)text, .size = strlen(text)};
-}
-
 static void check(const char *pattern, const char *expected)
 {
     mr_buffer out = {0};
     mr_error err = {0};
-    if (mr_pattern_translate(bytes_of(pattern), &out, &err) != MR_OK) {
+    if (mr_pattern_translate(mr_bytes_of(pattern), &out, &err) != MR_OK) {
         fail_msg("%s: %s", pattern, err.message);
     }
     assert_int_equal(out.size, strlen(expected));
@@ -62,7 +57,7 @@ static void test_translate_K3_refuses_what_it_does_not_know(void **state)
     for (size_t i = 0; i < sizeof(refused) / sizeof(refused[0]); i++) {
         mr_buffer out = {0};
         mr_error err = {0};
-        if (mr_pattern_translate(bytes_of(refused[i]), &out, &err) != MR_UNIMPLEMENTED) {
+        if (mr_pattern_translate(mr_bytes_of(refused[i]), &out, &err) != MR_UNIMPLEMENTED) {
             fail_msg("%s was taken", refused[i]);
         }
         assert_non_null(strstr(err.message, "byte"));

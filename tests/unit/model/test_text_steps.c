@@ -10,11 +10,6 @@
 
 #include <cmocka.h>
 
-static mr_bytes bytes_of(const char *text)
-{
-    return (mr_bytes){.data = (const uint8_t *)text, .size = strlen(text)};
-}
-
 static mr_text_step form(mr_text_step_kind kind)
 {
     return (mr_text_step){.kind = kind};
@@ -22,7 +17,8 @@ static mr_text_step form(mr_text_step_kind kind)
 
 static mr_text_step replacing(const char *from, const char *to)
 {
-    return (mr_text_step){.kind = MR_TEXT_REPLACE, .from = bytes_of(from), .to = bytes_of(to)};
+    return (mr_text_step){
+        .kind = MR_TEXT_REPLACE, .from = mr_bytes_of(from), .to = mr_bytes_of(to)};
 }
 
 static void run(mr_text_work *work, const mr_text_step *items, uint32_t count, bool starts)
@@ -49,7 +45,7 @@ static void check(const char *text, mr_text_step step, bool starts, const char *
 static void test_prefixes(void **state)
 {
     (void)state;
-    mr_text_step step = {.kind = MR_TEXT_PREPEND, .to = bytes_of("_")};
+    mr_text_step step = {.kind = MR_TEXT_PREPEND, .to = mr_bytes_of("_")};
     check("a", step, false, "_a");
     check("_a", step, false, "__a");
     check("", step, false, "");
@@ -139,8 +135,9 @@ static void test_forms_long_run_of_marks(void **state)
 static void test_marks_follow_the_text(void **state)
 {
     (void)state;
-    const mr_text_step items[] = {
-        {.kind = MR_TEXT_PREPEND, .to = bytes_of("__")}, replacing("b", "xyz"), form(MR_TEXT_NFC)};
+    const mr_text_step items[] = {{.kind = MR_TEXT_PREPEND, .to = mr_bytes_of("__")},
+                                  replacing("b", "xyz"),
+                                  form(MR_TEXT_NFC)};
     mr_text_work work = {.marked = true};
     assert_int_equal(mr_text_work_set(&work, (const uint8_t *)"abce\u0301", 6), MR_OK);
     work.marks.data[1] = 1; /* the b, and the accent, which the e takes along */
@@ -169,6 +166,38 @@ static void test_init_refuses(void **state)
                      MR_INVALID_ARGUMENT);
 }
 
+/* F5: eight replacements by a hundred letters would make 10^16 of one. */
+static void test_growth_F5_is_bounded(void **state)
+{
+    (void)state;
+    char hundred[101] = "";
+    memset(hundred, 'a', 100);
+    mr_text_step items[MR_MAX_TEXT_STEPS];
+    for (size_t i = 0; i < MR_MAX_TEXT_STEPS; i++) {
+        items[i] = replacing("a", hundred);
+    }
+    mr_text_steps steps;
+    mr_text_work work = {0};
+    assert_int_equal(mr_text_steps_init(&steps, items, MR_MAX_TEXT_STEPS, NULL), MR_OK);
+    assert_int_equal(mr_text_work_set(&work, (const uint8_t *)"aaaa", 4), MR_OK);
+    assert_int_equal(mr_text_steps_run(&steps, true, &work), MR_INVALID_ARGUMENT);
+    assert_true(work.text.size <= 4 * MR_TEXT_GROWTH + MR_TEXT_GROWTH_FREE);
+    assert_true(work.other_text.size <= 4 * MR_TEXT_GROWTH + MR_TEXT_GROWTH_FREE);
+    mr_text_steps_deinit(&steps);
+
+    /* The character with the longest decomposition, whose blanks are then marked. */
+    static const char longest[] = "\xEF\xB7\xBA";
+    const mr_text_step real[] = {form(MR_TEXT_NFKD), replacing(" ", "\xE2\x96\x81")};
+    uint8_t text[3 * 4096];
+    for (size_t i = 0; i < sizeof(text); i++) {
+        text[i] = (uint8_t)longest[i % 3];
+    }
+    assert_int_equal(mr_text_work_set(&work, text, sizeof(text)), MR_OK);
+    run(&work, real, 2, true);
+    assert_int_equal(work.text.size, 4096 * (33 + 3 * 2)); /* 15 letters, 3 blanks */
+    mr_text_work_deinit(&work);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -178,6 +207,7 @@ int main(void)
         cmocka_unit_test(test_forms_long_run_of_marks),
         cmocka_unit_test(test_marks_follow_the_text),
         cmocka_unit_test(test_init_refuses),
+        cmocka_unit_test(test_growth_F5_is_bounded),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

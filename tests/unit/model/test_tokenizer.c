@@ -254,6 +254,56 @@ static void test_merges_K6_never_make_control_tokens(void **state)
     mr_tokenizer_destroy(tokenizer);
 }
 
+/* Expected ids by hand; the whole of what flags do is compared with Hugging Face in tests/e2e. */
+static void test_added_K3_flags(void **state)
+{
+    (void)state;
+    tiny_vocab_init(&vocab);
+    const uint32_t left = tiny_vocab_add(&vocab, "<l>", MR_TOKEN_ADDED);
+    const uint32_t right = tiny_vocab_add(&vocab, "<r>", MR_TOKEN_SPECIAL);
+    const uint32_t word = tiny_vocab_add(&vocab, "ab", MR_TOKEN_ADDED);
+    const mr_added_token added[] = {
+        {.text = vocab.tokens[left], .id = left, .lstrip = true},
+        {.text = vocab.tokens[right], .id = right, .rstrip = true, .normalized = true},
+        {.text = vocab.tokens[word], .id = word, .single_word = true},
+    };
+    vocab.spec.added = added;
+    vocab.spec.n_added = 3;
+    mr_tokenizer *tokenizer = create();
+    CHECK(tokenizer, "a \n<l> b", &parse, 'a', left, ' ', 'b');
+    CHECK(tokenizer, "a <r> \tb", &parse, 'a', ' ', right, 'b');
+    CHECK(tokenizer, "<r> <l>", &parse, right, left);
+    CHECK(tokenizer, "ab", &parse, word);
+    CHECK(tokenizer, "-ab-", &parse, '-', word, '-');
+    CHECK(tokenizer, "aab", &parse, 'a', 'a', 'b');
+    CHECK(tokenizer, "ab\xC3\xA9", &parse, 'a', 'b', 0xC3, 0xA9);
+    mr_tokenizer_destroy(tokenizer);
+}
+
+/* A token of blanks that takes the blanks behind it matches again in what it took: each blank is
+ * looked at once all the same. */
+static void test_added_K3_blanks_that_take_blanks(void **state)
+{
+    (void)state;
+    enum { BLANKS = 1 << 20 };
+    tiny_vocab_init(&vocab);
+    const uint32_t two = tiny_vocab_add(&vocab, "  ", MR_TOKEN_ADDED);
+    const mr_added_token added[] = {{.text = vocab.tokens[two], .id = two, .rstrip = true}};
+    vocab.spec.added = added;
+    vocab.spec.n_added = 1;
+    mr_tokenizer *tokenizer = create();
+    char *text = malloc(BLANKS);
+    assert_non_null(text);
+    memset(text, ' ', BLANKS);
+    mr_ids ids = {0};
+    assert_int_equal(mr_tokenizer_encode(tokenizer, text, BLANKS, &parse, &ids, NULL), MR_OK);
+    assert_int_equal(ids.count, BLANKS / 2);
+    assert_int_equal(ids.data[BLANKS / 2 - 1], two);
+    mr_ids_deinit(&ids);
+    free(text);
+    mr_tokenizer_destroy(tokenizer);
+}
+
 static void test_special_K1_one_bos(void **state)
 {
     (void)state;
@@ -439,6 +489,8 @@ int main(void)
         cmocka_unit_test(test_merges_like_definition),
         cmocka_unit_test(test_added_K3_matched_before_the_pattern),
         cmocka_unit_test(test_create_K3_unknown_component_refused),
+        cmocka_unit_test(test_added_K3_flags),
+        cmocka_unit_test(test_added_K3_blanks_that_take_blanks),
         cmocka_unit_test(test_added_K6_not_in_plain_spans),
         cmocka_unit_test(test_merges_K6_never_make_control_tokens),
         cmocka_unit_test(test_special_K1_one_bos),

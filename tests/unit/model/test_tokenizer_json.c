@@ -143,6 +143,7 @@ static void test_create_F5_damaged_tables_are_refused(void **state)
         {"\"vocab\": {\"a\": 0}, \"merges\": [\"a b\"]", "merge 0"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [\"ab\"]", "element 0"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [\"a b c\"]", "element 0"},
+        {"\"vocab\": {\"a\": 0}, \"merges\": [[]]", "pair"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [[\"a\"]]", "pair"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [[\"a\", \"b\", \"c\"]]", "pair"},
         {"\"vocab\": {\"a\": 0}, \"merges\": [[\"a\", [\"b\"]]]", "pair"},
@@ -210,9 +211,9 @@ static void test_config_reads_every_form(void **state)
     assert_int_equal(mr_tokenizer_config_parse(text, strlen(text), &config, NULL), MR_OK);
     assert_int_equal(config.add_bos, MR_YES);
     assert_int_equal(config.add_eos, MR_UNSAID);
-    assert_true(mr_json_text_is(config.bos_token, "<s>"));
-    assert_true(mr_json_text_is(config.eos_token, "</s>"));
-    assert_true(mr_json_text_is(config.chat_template, "y"));
+    assert_true(mr_bytes_is(config.bos_token, "<s>"));
+    assert_true(mr_bytes_is(config.eos_token, "</s>"));
+    assert_true(mr_bytes_is(config.chat_template, "y"));
     assert_null(json_object_get(config.tree.root, "added_tokens_decoder"));
     mr_tokenizer_config_deinit(&config);
     static const char *const bad[] = {"[]", "{\"add_bos_token\": 1}", "{\"bos_token\": 1}",
@@ -225,6 +226,55 @@ static void test_config_reads_every_form(void **state)
     }
 }
 
+/* What a file may ask for is bounded by its size (F5). */
+static void test_files_that_explode_F5_are_refused(void **state)
+{
+    (void)state;
+    static char text[4096];
+    static char content[600];
+    memset(content, 'a', sizeof(content) - 1);
+    (void)snprintf(text, sizeof(text),
+                   "{%s, \"added_tokens\": [{\"id\": 7, \"content\": \"%s\", \"special\": true}], "
+                   "\"model\": {\"type\": \"BPE\", %s}}",
+                   BYTES, content, VOCAB);
+    refused(text, MR_UNIMPLEMENTED, "more than 512 bytes");
+    content[512] = '\0';
+    (void)snprintf(text, sizeof(text),
+                   "{%s, \"added_tokens\": [{\"id\": 7, \"content\": \"%s\", \"special\": true}], "
+                   "\"model\": {\"type\": \"BPE\", %s}}",
+                   BYTES, content, VOCAB);
+    mr_tokenizer *tokenizer = create(text, NULL);
+    CHECK(tokenizer, content, 7);
+    mr_tokenizer_destroy(tokenizer);
+
+    content[400] = '\0';
+    static char step[800];
+    (void)snprintf(step, sizeof(step),
+                   "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"%s\"}",
+                   content);
+    (void)snprintf(text, sizeof(text), "\"decoder\": %s", step);
+    static char file[4096];
+    (void)snprintf(file, sizeof(file),
+                   "{%s, \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, "
+                   "\"merges\": []}}",
+                   text);
+    refused(file, MR_DATA_LOSS, "times as much of a token");
+
+    (void)snprintf(file, sizeof(file),
+                   "{\"normalizer\": %s, \"model\": {\"type\": \"BPE\", "
+                   "\"vocab\": {\"a\": 0}, \"merges\": []}}",
+                   step);
+    tokenizer = create(file, NULL);
+    mr_ids got = {0};
+    mr_error err = {0};
+    const mr_encode_options options = {.parse_special = true};
+    assert_int_equal(mr_tokenizer_encode(tokenizer, "a", 1, &options, &got, &err),
+                     MR_INVALID_ARGUMENT);
+    assert_non_null(strstr(err.message, "normalizer"));
+    mr_ids_deinit(&got);
+    mr_tokenizer_destroy(tokenizer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -234,6 +284,7 @@ int main(void)
         cmocka_unit_test(test_create_F5_damaged_tables_are_refused),
         cmocka_unit_test(test_create_K3_unknown_component_is_refused_by_name),
         cmocka_unit_test(test_config_reads_every_form),
+        cmocka_unit_test(test_files_that_explode_F5_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

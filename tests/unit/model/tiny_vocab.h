@@ -27,7 +27,7 @@ static inline uint32_t tiny_vocab_add(tiny_vocab *v, const char *text, mr_token_
 {
     const uint32_t id = v->spec.n_tokens++;
     snprintf(v->token_text[id], TINY_BYTES, "%s", text);
-    v->tokens[id] = (mr_bytes){(const uint8_t *)v->token_text[id], strlen(v->token_text[id])};
+    v->tokens[id] = mr_bytes_of(v->token_text[id]);
     v->kinds[id] = (uint8_t)kind;
     return id;
 }
@@ -36,7 +36,7 @@ static inline void tiny_vocab_merge(tiny_vocab *v, const char *left, const char 
 {
     const uint32_t rank = v->spec.n_merges++;
     snprintf(v->merge_text[rank], 2 * TINY_BYTES, "%s %s", left, right);
-    v->merges[rank] = (mr_bytes){(const uint8_t *)v->merge_text[rank], strlen(v->merge_text[rank])};
+    v->merges[rank] = mr_bytes_of(v->merge_text[rank]);
 }
 
 /* A merge and the token that it makes. Returns the token's id. */

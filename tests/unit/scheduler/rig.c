@@ -125,7 +125,7 @@ mr_tokenizer *rig_tokenizer(void)
     mr_tokenizer *tokenizer = NULL;
     mr_error err = {0};
     for (size_t i = 0; i < 40; i++) {
-        tokens[i] = (mr_bytes){(const uint8_t *)spellings[i], strlen(spellings[i])};
+        tokens[i] = mr_bytes_of(spellings[i]);
     }
     tokens[3] = (mr_bytes){(const uint8_t *)"<b>", 3};
     kinds[3] = MR_TOKEN_SPECIAL;

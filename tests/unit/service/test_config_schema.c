@@ -86,7 +86,7 @@ static void test_config_schema_leaves_out_what_is_not_built(void **state)
                 "{\"enum\": [\"auto\", \"f32\", \"f16\", \"bf16\", \"int8\"],"
                 "\"default\": \"auto\"}");
     const json_t *keys = json_object_get(schema, "properties");
-    assert_null(json_object_get(keys, "gpu_memory_utilization"));
+    assert_null(json_object_get(keys, "max_memory"));
     assert_null(json_object_get(keys, "adapters"));
     json_decref(schema);
 }

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/generation.h"
+#include "service/unsupported.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

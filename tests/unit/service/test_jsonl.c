@@ -4,6 +4,7 @@
 #include "model/model_internal.h"
 #include "service/generation.h"
 #include "service/lines.h"
+#include "service/unsupported.h"
 
 #include <setjmp.h>
 #include <stdarg.h>

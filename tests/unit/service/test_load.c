@@ -118,6 +118,40 @@ static void test_prompts_stay_in_the_vocabulary(void **state)
     }
 }
 
+/* By the Python Philox again. */
+static void test_lengths_follow_the_seed(void **state)
+{
+    (void)state;
+    static const mr_load_lengths wanted[] = {{361, 125}, {194, 151}, {460, 145}};
+    const mr_load_range prompt = {64, 512};
+    const mr_load_range output = {16, 256};
+    for (uint32_t i = 0; i < 3; i++) {
+        const mr_load_lengths lengths = mr_load_lengths_of(7, i, prompt, output);
+        assert_int_equal(lengths.prompt, wanted[i].prompt);
+        assert_int_equal(lengths.output, wanted[i].output);
+    }
+}
+
+static void test_lengths_are_even_and_reach_both_ends(void **state)
+{
+    (void)state;
+    enum { COUNT = 6000 };
+    const mr_load_range all = {1, UINT32_MAX};
+    const mr_load_range six = {5, 10};
+    const mr_load_range one = {3, 3};
+    uint32_t seen[6] = {0};
+    for (uint32_t i = 0; i < COUNT; i++) {
+        const mr_load_lengths lengths = mr_load_lengths_of(1, i, six, one);
+        assert_in_range(lengths.prompt, 5, 10);
+        assert_int_equal(lengths.output, 3);
+        seen[lengths.prompt - 5]++;
+        assert_true(mr_load_lengths_of(1, i, all, all).output >= 1);
+    }
+    for (uint32_t i = 0; i < 6; i++) {
+        assert_in_range(seen[i], 850, 1150); /* 5 standard deviations */
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -127,6 +161,8 @@ int main(void)
         cmocka_unit_test(test_arrivals_follow_the_seed),
         cmocka_unit_test(test_arrivals_are_poisson),
         cmocka_unit_test(test_prompts_stay_in_the_vocabulary),
+        cmocka_unit_test(test_lengths_follow_the_seed),
+        cmocka_unit_test(test_lengths_are_even_and_reach_both_ends),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "service/sharing.h"
 #include "service/tenant_table.h"
 
 #include <setjmp.h>

@@ -1,0 +1,197 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* What the kernels share: conversions, 16-byte accesses, reductions, and the context. */
+#ifndef MILLRACE_KERNELS_CUDA_DEVICE_COMMON_CUH
+#define MILLRACE_KERNELS_CUDA_DEVICE_COMMON_CUH
+
+#include "kernels/cuda/api.h"
+
+#include <cublasLt.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+#include <cuda_runtime.h>
+#include <math_constants.h>
+
+struct mr_cuda_gemm_cache;
+
+struct mr_cuda_context {
+    int device;
+    cudaStream_t stream;
+    cudaEvent_t events[MR_CUDA_EVENTS];
+    cudaDeviceProp properties;
+    cublasLtHandle_t blas;
+    void *workspace; /* of cuBLASLt */
+    size_t workspace_bytes;
+    mr_cuda_gemm_cache *gemms;
+};
+
+/* Implementations of the table, by family. */
+int mr_cuda_pointwise_prepare(mr_cuda_context *context, const mr_cuda_prepare *p);
+int mr_cuda_pointwise_embed(mr_cuda_context *context, const mr_cuda_embed *p);
+int mr_cuda_pointwise_norm(mr_cuda_context *context, const mr_cuda_norm *p);
+int mr_cuda_pointwise_gated(mr_cuda_context *context, const mr_cuda_gated *p);
+int mr_cuda_pointwise_activate(mr_cuda_context *context, const mr_cuda_activate *p);
+int mr_cuda_pointwise_gather(mr_cuda_context *context, const mr_cuda_gather *p);
+int mr_cuda_pointwise_block_move(mr_cuda_context *context, const mr_cuda_block_move *p);
+int mr_cuda_rope_make_table(mr_cuda_context *context, const mr_cuda_rope_table *p);
+int mr_cuda_rope_head_norm(mr_cuda_context *context, const mr_cuda_head_norm *p);
+int mr_cuda_rope_run(mr_cuda_context *context, const mr_cuda_rope_kv *p);
+int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p);
+int mr_cuda_linear_few(mr_cuda_context *context, const mr_cuda_linear *p); /* 1 … FEW_ROWS rows */
+int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p); /* every shape, slow */
+int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p);
+int mr_cuda_gemm_open(mr_cuda_context *context);
+void mr_cuda_gemm_close(mr_cuda_context *context);
+int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *done);
+int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
+int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
+int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
+
+template <typename T> static inline T *mr_at(mr_cuda_ptr ptr)
+{
+    return reinterpret_cast<T *>(static_cast<uintptr_t>(ptr));
+}
+
+static inline uint32_t mr_ceil_div(uint32_t a, uint32_t b)
+{
+    return (a + b - 1) / b;
+}
+
+/* ---- device side ---- */
+
+__device__ static inline float mr_to_float(float x)
+{
+    return x;
+}
+__device__ static inline float mr_to_float(__half x)
+{
+    return __half2float(x);
+}
+__device__ static inline float mr_to_float(__nv_bfloat16 x)
+{
+    return __bfloat162float(x);
+}
+
+template <typename T> __device__ static inline T mr_from_float(float x);
+template <> __device__ inline float mr_from_float<float>(float x)
+{
+    return x;
+}
+template <> __device__ inline __half mr_from_float<__half>(float x)
+{
+    return __float2half_rn(x);
+}
+template <> __device__ inline __nv_bfloat16 mr_from_float<__nv_bfloat16>(float x)
+{
+    return __float2bfloat16_rn(x);
+}
+
+/* One element of an array whose type is known at run time only. */
+__device__ static inline float mr_load_as(const void *p, mr_dtype type, size_t i)
+{
+    if (type == MR_DTYPE_F32) {
+        return static_cast<const float *>(p)[i];
+    }
+    return type == MR_DTYPE_F16 ? mr_to_float(static_cast<const __half *>(p)[i])
+                                : mr_to_float(static_cast<const __nv_bfloat16 *>(p)[i]);
+}
+
+__device__ static inline void mr_store_as(void *p, mr_dtype type, size_t i, float x)
+{
+    if (type == MR_DTYPE_F32) {
+        static_cast<float *>(p)[i] = x;
+    } else if (type == MR_DTYPE_F16) {
+        static_cast<__half *>(p)[i] = mr_from_float<__half>(x);
+    } else {
+        static_cast<__nv_bfloat16 *>(p)[i] = mr_from_float<__nv_bfloat16>(x);
+    }
+}
+
+__device__ static inline float mr_activate(mr_activation activation, float x)
+{
+    switch (activation) {
+    case MR_ACT_SILU:
+        return x / (1.0f + expf(-x));
+    case MR_ACT_GELU_TANH:
+        return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
+    case MR_ACT_GELU:
+        return 0.5f * x * (1.0f + erff(x * 0.7071067812f));
+    case MR_ACT_RELU:
+        break;
+    }
+    return x > 0.0f ? x : 0.0f;
+}
+
+template <typename V> __device__ static inline V mr_warp_sum(V value)
+{
+    for (int d = 16; d > 0; d /= 2) {
+        value += __shfl_xor_sync(0xffffffffu, value, d);
+    }
+    return value;
+}
+
+/* Sum over the block in a fixed order, given to every thread. `scratch` has 32 values; the block is
+ * whole warps. */
+template <typename V> __device__ static inline V mr_block_sum(V value, V *scratch)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    value = mr_warp_sum(value);
+    __syncthreads(); /* the sum before may still be read */
+    if (lane == 0) {
+        scratch[threadIdx.x / 32] = value;
+    }
+    __syncthreads();
+    return mr_warp_sum(lane < blockDim.x / 32 ? scratch[lane] : V(0));
+}
+
+/* ---- dependent launch ---- */
+
+/* Kernels are launched while the one before still runs (mr_launch). Every kernel lets the next one
+ * come as soon as its own blocks are there, and waits before it touches what a kernel before it
+ * writes or reads. All must wait: that is what makes "the one before is done" mean "all before". */
+__device__ static inline void mr_let_next_come()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.launch_dependents;");
+#endif
+}
+
+__device__ static inline void mr_wait_for_previous()
+{
+#if __CUDA_ARCH__ >= 900
+    asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+
+template <typename... P, typename... A>
+static int mr_launch(mr_cuda_context *context, void (*kernel)(P...), dim3 grid, uint32_t threads,
+                     size_t shared, A... arguments)
+{
+    cudaLaunchAttribute attribute = {};
+    attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attribute.val.programmaticStreamSerializationAllowed = 1;
+    cudaLaunchConfig_t config = {};
+    config.gridDim = grid;
+    config.blockDim = dim3(threads);
+    config.dynamicSmemBytes = shared;
+    config.stream = context->stream;
+    config.attrs = &attribute;
+    config.numAttrs = context->properties.major >= 9 ? 1 : 0;
+    return cudaLaunchKernelEx(&config, kernel, static_cast<P>(arguments)...);
+}
+
+/* Calls fn with a value of the C++ type of `type`. */
+#define MR_CUDA_DISPATCH(type, T, ...)                                                             \
+    do {                                                                                           \
+        if ((type) == MR_DTYPE_F32) {                                                              \
+            using T = float;                                                                       \
+            __VA_ARGS__;                                                                           \
+        } else if ((type) == MR_DTYPE_F16) {                                                       \
+            using T = __half;                                                                      \
+            __VA_ARGS__;                                                                           \
+        } else {                                                                                   \
+            using T = __nv_bfloat16;                                                               \
+            __VA_ARGS__;                                                                           \
+        }                                                                                          \
+    } while (0)
+
+#endif

@@ -1,0 +1,438 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Making and freeing an executor; its steps are in step.c. */
+#include "kernels/cuda/internal.h"
+
+#include "base/checked.h"
+#include "base/log.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+static mr_cuda_exec *exec_of(mr_exec *base)
+{
+    return (mr_cuda_exec *)base;
+}
+
+static mr_status check_options(const mr_exec_options *o, mr_error *err)
+{
+    const uint32_t sizes[] = {o->max_tokens, o->max_seqs, o->max_rows, o->max_context,
+                              o->block_size};
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        if (sizes[i] == 0 || sizes[i] > INT32_MAX) {
+            return mr_fail(err, MR_INVALID_ARGUMENT,
+                           "compile: tokens, sequences, rows, context and block size must be from "
+                           "1 to 2^31 - 1");
+        }
+    }
+    if (o->kv_dtype != MR_DTYPE_F32 && o->kv_dtype != MR_DTYPE_F16 &&
+        o->kv_dtype != MR_DTYPE_BF16) {
+        return mr_fail_field(err, MR_UNIMPLEMENTED, "kv_cache_dtype",
+                             "the CUDA backend keeps keys and values as f32, f16 or bf16 so far");
+    }
+    return MR_OK;
+}
+
+static mr_status check_blocks(const mr_exec_options *o, mr_error *err)
+{
+    if (o->n_blocks < 2 || (uint64_t)o->n_blocks * o->block_size > UINT32_MAX) {
+        return mr_fail(err, MR_INVALID_ARGUMENT,
+                       "compile: %u KV blocks of %u tokens; at least 2 blocks and at most 2^32 - 1 "
+                       "tokens are possible",
+                       o->n_blocks, o->block_size);
+    }
+    return MR_OK;
+}
+
+static mr_status check_weights(const mr_plan *plan, const mr_cuda_weights *weights, mr_error *err)
+{
+    bool same = plan->n_weights == weights->count && plan->n_ops == weights->n_ops;
+    for (uint32_t i = 0; same && i < weights->count; i++) {
+        const mr_cuda_weight *item = &weights->items[i];
+        same = !item->used || (plan->weights[i].n == item->n && plan->weights[i].k == item->k);
+    }
+    if (!same) {
+        return mr_fail(err, MR_INVALID_ARGUMENT,
+                       "compile: the weights were uploaded from another plan");
+    }
+    return MR_OK;
+}
+
+static const char *const part_names[MR_CUDA_PARTS] = {
+    [MR_CUDA_PART_KV] = "kv_cache",      [MR_CUDA_PART_BUFFERS] = "activations",
+    [MR_CUDA_PART_TABLES] = "tables",    [MR_CUDA_PART_SCRATCH] = "scratch",
+    [MR_CUDA_PART_STEP] = "step_arrays",
+};
+
+static uint64_t sum_of(const mr_cuda_sizes *sizes)
+{
+    uint64_t sum = 0;
+    for (uint32_t i = 0; i < MR_CUDA_PARTS; i++) {
+        if (!mr_add_u64(sum, sizes->parts[i], &sum)) {
+            return UINT64_MAX;
+        }
+    }
+    return sum;
+}
+
+/* The table of the GPU's memory, a line a part. */
+static void log_memory(const mr_cuda_backend *backend, const mr_cuda_exec *exec)
+{
+    mr_log(MR_LOG_INFO, "cuda", "memory", "part=weights mib=%.1f",
+           (double)exec->weights->bytes / (1 << 20));
+    for (uint32_t i = 0; i < MR_CUDA_PARTS; i++) {
+        mr_log(MR_LOG_INFO, "cuda", "memory", "part=%s mib=%.1f", part_names[i],
+               (double)exec->sizes.parts[i] / (1 << 20));
+    }
+    mr_log(MR_LOG_INFO, "cuda", "memory", "part=unused mib=%.1f of_mib=%.1f",
+           (double)mr_cuda_slab_left(&backend->slab) / (1 << 20),
+           (double)backend->slab.bytes / (1 << 20));
+}
+
+static mr_status check_fits(const mr_cuda_backend *backend, const mr_cuda_sizes *sizes,
+                            mr_error *err)
+{
+    const uint64_t left = mr_cuda_slab_left(&backend->slab);
+    const uint64_t sum = sum_of(sizes);
+    if (sum <= left) {
+        return MR_OK;
+    }
+    return mr_fail_field(
+        err, MR_RESOURCE_EXHAUSTED, "gpu_memory_utilization",
+        "the GPU's share has %llu MiB left and this needs %llu: KV cache %llu, activations %llu, "
+        "tables %llu, scratch %llu, step arrays %llu; raise gpu_memory_utilization, or lower "
+        "kv_cache_memory, max_batch_tokens, max_batch_size or max_seq_length",
+        (unsigned long long)(left >> 20), (unsigned long long)(sum >> 20) + 1,
+        (unsigned long long)(sizes->parts[MR_CUDA_PART_KV] >> 20),
+        (unsigned long long)(sizes->parts[MR_CUDA_PART_BUFFERS] >> 20),
+        (unsigned long long)(sizes->parts[MR_CUDA_PART_TABLES] >> 20),
+        (unsigned long long)(sizes->parts[MR_CUDA_PART_SCRATCH] >> 20),
+        (unsigned long long)(sizes->parts[MR_CUDA_PART_STEP] >> 20));
+}
+
+/* check_fits has seen that all of it fits: a failure here is one of ours. */
+static mr_cuda_ptr take(mr_cuda_exec *exec, uint64_t bytes)
+{
+    mr_cuda_ptr ptr = 0;
+    MR_CHECK(mr_cuda_slab_take(&exec->backend->slab, bytes, &ptr));
+    return ptr;
+}
+
+static uint64_t buffer_bytes(const mr_cuda_exec *exec, uint32_t id)
+{
+    const mr_plan_buffer *buffer = &exec->plan->buffers[id];
+    const uint64_t rows =
+        buffer->rows == MR_ROWS_TOKENS ? exec->options.max_tokens : exec->options.max_rows;
+    return rows * buffer->width * mr_cuda_size(exec->types[id]);
+}
+
+static uint32_t most_heads(const mr_plan *plan)
+{
+    uint32_t most = 1;
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        const mr_op *op = &plan->ops[i];
+        most =
+            op->kind == MR_OP_ATTENTION && op->attention.heads > most ? op->attention.heads : most;
+    }
+    return most;
+}
+
+static void carve(mr_cuda_exec *exec)
+{
+    const mr_plan *plan = exec->plan;
+    const mr_cuda_sizes *s = &exec->sizes;
+    const mr_exec_options *o = &exec->options;
+    const uint64_t heads = most_heads(plan);
+    exec->kv = take(exec, s->parts[MR_CUDA_PART_KV]);
+    for (uint32_t i = 0; i < plan->n_buffers; i++) {
+        exec->buffers[i] = take(exec, buffer_bytes(exec, i));
+    }
+    exec->block_tables = take(exec, s->table_bytes);
+    exec->history = take(exec, (uint64_t)o->max_seqs * o->max_context * 4);
+    exec->partials = take(exec, (uint64_t)s->launch_items * heads * (plan->kv.head_width + 2) * 4);
+    exec->counters = take(exec, o->max_tokens * heads * 4);
+    exec->scaled = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
+    exec->counts = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
+    exec->stage = take(exec, s->stage.bytes);
+    exec->ids = take(exec, (uint64_t)o->max_tokens * 4);
+    exec->results = take(exec, (uint64_t)o->max_rows * (16 + MR_MAX_TOP * sizeof(mr_alternative)));
+}
+
+/* Zeroes what is read before it is written, and makes the tables of rotation. */
+static mr_status fill(mr_cuda_exec *exec, mr_error *err)
+{
+    mr_cuda_backend *backend = exec->backend;
+    const mr_cuda_api *api = backend->api;
+    const mr_exec_options *o = &exec->options;
+    const struct {
+        mr_cuda_ptr at;
+        uint64_t bytes;
+    } zeroes[] = {
+        {exec->block_tables, exec->sizes.table_bytes},
+        {exec->history, (uint64_t)o->max_seqs * o->max_context * 4},
+        {exec->counters, (uint64_t)o->max_tokens * most_heads(exec->plan) * 4},
+        {exec->counts, (uint64_t)exec->sizes.workers * exec->plan->vocab_size * 4},
+        {exec->results, (uint64_t)o->max_rows * 16},
+    };
+    int code = 0;
+    for (size_t i = 0; code == 0 && i < sizeof(zeroes) / sizeof(zeroes[0]); i++) {
+        code = api->fill(backend->context, zeroes[i].at, 0, zeroes[i].bytes);
+    }
+    for (uint32_t i = 0; code == 0 && i < exec->plan->n_ropes; i++) {
+        const mr_plan_rope *rope = &exec->plan->ropes[i];
+        const mr_cuda_ptr inv_freq = take(exec, rope->dims / 2 * sizeof(float));
+        exec->ropes[i] = take(exec, (uint64_t)o->max_context * rope->dims * sizeof(float));
+        const mr_cuda_rope_table table = {
+            .inv_freq = inv_freq,
+            .out = exec->ropes[i],
+            .positions = o->max_context,
+            .pairs = rope->dims / 2,
+            .factor = rope->attention_factor,
+        };
+        code = api->to_device(backend->context, inv_freq, rope->inv_freq,
+                              rope->dims / 2 * sizeof(float));
+        code = code == 0 ? api->rope_table(backend->context, &table) : code;
+    }
+    code = code == 0 ? api->synchronize(backend->context) : code;
+    return mr_cuda_check(backend, code, "preparing tables", err);
+}
+
+static mr_status make_host(mr_cuda_exec *exec, mr_error *err)
+{
+    const mr_cuda_api *api = exec->backend->api;
+    const mr_exec_options *o = &exec->options;
+    const uint64_t logits = (uint64_t)o->max_rows * exec->plan->vocab_size * sizeof(float);
+    void *areas[3] = {NULL, NULL, NULL};
+    const uint64_t bytes[3] = {
+        exec->sizes.stage.bytes,
+        (uint64_t)o->max_rows * (16 + MR_MAX_TOP * sizeof(mr_alternative)),
+        o->keep_logits ? logits : 0,
+    };
+    bool there = true;
+    for (int i = 0; i < 3 && there; i++) {
+        there = bytes[i] == 0 || api->alloc_host(exec->backend->context, bytes[i], &areas[i]) == 0;
+    }
+    exec->host_stage = areas[0];
+    exec->host_results = areas[1];
+    exec->host_logits = areas[2];
+    if (!there || exec->host_results == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                       "compile: no host memory that the GPU can read (ulimit -l bounds it); fewer "
+                       "tokens or rows a step need less");
+    }
+    memset(exec->host_results, 0, bytes[1]);
+    return MR_OK;
+}
+
+/* Whether the gated operator behind linear operator `index` is the only reader of what it gives. */
+static bool fuses(const mr_cuda_exec *exec, uint32_t index)
+{
+    const mr_plan *plan = exec->plan;
+    const mr_op_linear *linear = &plan->ops[index].linear;
+    if (index + 1 >= plan->n_ops || plan->ops[index + 1].kind != MR_OP_GATED ||
+        plan->ops[index + 1].gated.in != linear->out || linear->parts != 2 ||
+        !exec->adjoin[index] || exec->weights->biases[index] != MR_CUDA_NONE ||
+        plan->weights[linear->weight[0]].n != plan->weights[linear->weight[1]].n) {
+        return false;
+    }
+    /* A buffer has a reader only behind a writer, so other pairs of its kind do no harm. */
+    for (uint32_t i = 0; i < plan->n_ops; i++) {
+        const mr_op *op = &plan->ops[i];
+        const bool reads = (op->kind == MR_OP_NORM &&
+                            (op->norm.in == linear->out || op->norm.stream == linear->out)) ||
+                           (op->kind == MR_OP_LINEAR && op->linear.in == linear->out) ||
+                           (op->kind == MR_OP_ROPE_KV && op->rope_kv.qkv == linear->out) ||
+                           (op->kind == MR_OP_ATTENTION && op->attention.qkv == linear->out) ||
+                           (op->kind == MR_OP_ACTIVATE && op->activate.in == linear->out) ||
+                           ((op->kind == MR_OP_GATHER || op->kind == MR_OP_SAMPLE ||
+                             op->kind == MR_OP_ALL_REDUCE) &&
+                            op->unary.in == linear->out) ||
+                           (op->kind == MR_OP_GATED && op->gated.in == linear->out &&
+                            (i == 0 || plan->ops[i - 1].kind != MR_OP_LINEAR ||
+                             plan->ops[i - 1].linear.out != linear->out));
+        if (reads) {
+            return false;
+        }
+    }
+    return true;
+}
+
+static void find_fusions(mr_cuda_exec *exec)
+{
+    for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
+        if (exec->plan->ops[i].kind == MR_OP_LINEAR) {
+            exec->adjoin[i] = mr_cuda_weights_adjoin(exec->weights, &exec->plan->ops[i].linear);
+            if (fuses(exec, i)) {
+                exec->fused[i + 1] = true;
+            }
+        }
+    }
+}
+
+static mr_status copy_blocks(mr_exec *base, const mr_block_copy *copies, size_t count,
+                             mr_error *err)
+{
+    mr_cuda_exec *exec = exec_of(base);
+    for (size_t i = 0; i < count; i++) {
+        if (copies[i].from >= exec->options.n_blocks || copies[i].to >= exec->options.n_blocks ||
+            copies[i].to == MR_NULL_BLOCK) {
+            return mr_fail(err, MR_INVALID_ARGUMENT,
+                           "block copy %zu: from %u to %u; blocks 1 to %u can be written", i,
+                           copies[i].from, copies[i].to, exec->options.n_blocks - 1);
+        }
+    }
+    const mr_cuda_api *api = exec->backend->api;
+    for (size_t i = 0; i < count; i++) {
+        const mr_cuda_block_move move = {
+            .kv = exec->kv,
+            .plane_bytes = exec->sizes.kv_plane_bytes,
+            .bytes = exec->sizes.kv_block_bytes,
+            .planes = 2 * exec->plan->kv.layers,
+            .from = copies[i].from,
+            .to = copies[i].to,
+        };
+        MR_TRY(mr_cuda_check(exec->backend, api->block_move(exec->backend->context, &move),
+                             "copying KV blocks", err));
+    }
+    return MR_OK;
+}
+
+static void memory(const mr_exec *base, mr_exec_memory *out)
+{
+    const mr_cuda_exec *exec = (const mr_cuda_exec *)base;
+    *out = (mr_exec_memory){
+        .weights_bytes = exec->weights->bytes,
+        .kv_bytes = exec->sizes.parts[MR_CUDA_PART_KV],
+        .activation_bytes = sum_of(&exec->sizes) - exec->sizes.parts[MR_CUDA_PART_KV],
+    };
+}
+
+static void times(const mr_exec *base, mr_exec_times *out)
+{
+    *out = ((const mr_cuda_exec *)base)->times;
+}
+
+static void destroy(mr_exec *base)
+{
+    mr_cuda_exec *exec = exec_of(base);
+    if (exec == NULL) {
+        return;
+    }
+    const mr_cuda_api *api = exec->backend->api;
+    mr_cuda_context *context = exec->backend->context;
+    (void)api->synchronize(context);
+    for (uint32_t i = 0; i < MR_CUDA_BUCKETS; i++) {
+        if (exec->captured[i].graph != NULL) {
+            api->graph_destroy(context, exec->captured[i].graph);
+        }
+    }
+    void *const areas[] = {exec->host_stage, exec->host_results, exec->host_logits};
+    for (size_t i = 0; i < sizeof(areas) / sizeof(areas[0]); i++) {
+        if (areas[i] != NULL) {
+            api->release_host(context, areas[i]);
+        }
+    }
+    if (exec->end != 0) {
+        mr_cuda_slab_reset(&exec->backend->slab, exec->mark, exec->end);
+    }
+    free(exec->types);
+    free(exec->buffers);
+    free(exec->ropes);
+    free(exec->fused);
+    free(exec->adjoin);
+    free(exec->delta_step);
+    free(exec);
+}
+
+static const mr_exec_vtable vtable = {
+    .submit = mr_cuda_step_submit,
+    .wait = mr_cuda_step_wait,
+    .copy_blocks = copy_blocks,
+    .memory = memory,
+    .times = times,
+    .destroy = destroy,
+};
+
+static bool make_arrays(mr_cuda_exec *exec)
+{
+    const mr_plan *plan = exec->plan;
+    exec->types = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*exec->types));
+    exec->buffers = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*exec->buffers));
+    exec->ropes = mr_calloc((size_t)plan->n_ropes + 1, sizeof(*exec->ropes));
+    exec->fused = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->fused));
+    exec->adjoin = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->adjoin));
+    return exec->types != NULL && exec->buffers != NULL && exec->ropes != NULL &&
+           exec->fused != NULL && exec->adjoin != NULL;
+}
+
+static mr_status build(mr_cuda_exec *exec, mr_error *err)
+{
+    mr_cuda_backend *backend = exec->backend;
+    if (!make_arrays(exec)) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
+    }
+    MR_TRY(mr_cuda_buffer_types(exec->plan, backend->compute, exec->types, err));
+    MR_TRY(mr_cuda_sizes_get(exec->plan, exec->types, backend->compute, &exec->options,
+                             backend->properties.processors, &exec->sizes, err));
+    MR_TRY(check_fits(backend, &exec->sizes, err));
+    exec->delta_step = mr_calloc(exec->sizes.table_bytes / 4 + 1, sizeof(*exec->delta_step));
+    if (exec->delta_step == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
+    }
+    exec->mark = backend->slab.used;
+    carve(exec);
+    find_fusions(exec);
+    const mr_status status = fill(exec, err);
+    exec->end = backend->slab.used;
+    MR_TRY(status);
+    MR_TRY(make_host(exec, err));
+    log_memory(backend, exec);
+    return MR_OK;
+}
+
+mr_status mr_cuda_exec_create(mr_cuda_backend *backend, const mr_plan *plan,
+                              const mr_cuda_weights *weights, const mr_exec_options *options,
+                              mr_exec **out, mr_error *err)
+{
+    MR_TRY(check_options(options, err));
+    MR_TRY(check_blocks(options, err));
+    MR_TRY(check_weights(plan, weights, err));
+    mr_cuda_exec *exec = mr_calloc(1, sizeof(*exec));
+    if (exec == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
+    }
+    exec->base.vt = &vtable;
+    exec->backend = backend;
+    exec->plan = plan;
+    exec->weights = weights;
+    exec->options = *options;
+    const mr_status status = build(exec, err);
+    if (status != MR_OK) {
+        destroy(&exec->base);
+        return status;
+    }
+    *out = &exec->base;
+    return MR_OK;
+}
+
+mr_status mr_cuda_kv_room(const mr_cuda_backend *backend, const mr_plan *plan,
+                          const mr_exec_options *options, uint64_t *bytes, mr_error *err)
+{
+    MR_TRY(check_options(options, err));
+    mr_exec_options without = *options;
+    without.n_blocks = 0;
+    mr_cuda_sizes sizes;
+    mr_dtype *types = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*types));
+    if (types == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
+    }
+    mr_status status = mr_cuda_buffer_types(plan, backend->compute, types, err);
+    if (status == MR_OK) {
+        status = mr_cuda_sizes_get(plan, types, backend->compute, &without,
+                                   backend->properties.processors, &sizes, err);
+    }
+    free(types);
+    MR_TRY(status);
+    MR_TRY(check_fits(backend, &sizes, err));
+    *bytes = mr_cuda_slab_left(&backend->slab) - sum_of(&sizes);
+    return MR_OK;
+}

@@ -1,0 +1,87 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Which of the ways a product takes, and the one that takes every shape. */
+#include "kernels/cuda/device/common.cuh"
+
+#define THREADS 256
+
+/* One warp an output of a row. For shapes that the others do not take: k that is no multiple of 8,
+ * or that cuBLASLt declines. */
+template <typename T>
+__global__ static void mr_linear_any_kernel(mr_cuda_linear p, const T *weight, const T *in,
+                                            void *out)
+{
+    mr_let_next_come();
+    mr_wait_for_previous();
+    const uint32_t n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const size_t row = blockIdx.y;
+    if (n >= p.n) {
+        return;
+    }
+    const T *w = weight + static_cast<size_t>(n) * p.k;
+    const T *x = in + row * p.k;
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x % 32; i < p.k; i += 32) {
+        sum += mr_to_float(w[i]) * mr_to_float(x[i]);
+    }
+    for (int d = 16; d > 0; d /= 2) {
+        sum += __shfl_xor_sync(0xffffffffu, sum, d);
+    }
+    if (threadIdx.x % 32 == 0) {
+        mr_store_as(out, p.out_type, row * p.out_stride + n, sum);
+    }
+}
+
+/* Rows of a launch: grid.y ends at 65,535. */
+#define MAX_GRID_ROWS 32768u
+
+template <typename T> static int launch_any(mr_cuda_context *context, const mr_cuda_linear &p)
+{
+    const dim3 grid(mr_ceil_div(p.n, THREADS / 32), p.rows);
+    return mr_launch(context, mr_linear_any_kernel<T>, grid, THREADS, 0, p,
+                     mr_at<const T>(p.weight), mr_at<const T>(p.in), mr_at<void>(p.out));
+}
+
+int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    const size_t in_bytes = p->type == MR_DTYPE_F32 ? 4 : 2;
+    const size_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
+    int code = 0;
+    for (uint32_t done = 0; code == 0 && done < p->rows; done += MAX_GRID_ROWS) {
+        mr_cuda_linear part = *p;
+        part.rows = p->rows - done < MAX_GRID_ROWS ? p->rows - done : MAX_GRID_ROWS;
+        part.in += static_cast<uint64_t>(done) * p->k * in_bytes;
+        part.out += static_cast<uint64_t>(done) * p->out_stride * out_bytes;
+        MR_CUDA_DISPATCH(p->type, T, code = launch_any<T>(context, part));
+    }
+    return code;
+}
+
+__global__ static void mr_add_bias_kernel(mr_cuda_linear p, void *out, const float *bias)
+{
+    mr_let_next_come();
+    mr_wait_for_previous();
+    const size_t row = blockIdx.x;
+    for (uint32_t n = threadIdx.x; n < p.n; n += blockDim.x) {
+        const size_t at = row * p.out_stride + n;
+        mr_store_as(out, p.out_type, at, mr_load_as(out, p.out_type, at) + bias[n]);
+    }
+}
+
+int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    return mr_launch(context, mr_add_bias_kernel, p->rows, THREADS, 0, *p, mr_at<void>(p->out),
+                     mr_at<const float>(p->bias));
+}
+
+int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    if (p->type != MR_DTYPE_F32 && p->rows <= MR_CUDA_FEW_ROWS && p->k % 8 == 0) {
+        return mr_cuda_linear_few(context, p);
+    }
+    bool done = false;
+    int code = mr_cuda_gemm_run(context, p, &done);
+    if (code == 0 && !done) {
+        code = mr_cuda_linear_any(context, p);
+    }
+    return code == 0 && p->bias != 0 ? mr_cuda_linear_add_bias(context, p) : code;
+}

@@ -1,0 +1,515 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * kernels/sample.c on the device: the same steps in the same order on the same uniforms. See there
+ * for what they mean; differences in the last place come only from expf, logf and the order of
+ * sums.
+ *
+ * Every filter keeps a prefix of one total order (larger first, lower id among equals), so it is a
+ * cut: the last token kept. The cut of top_k and top_p is found by halving the range of a float's
+ * bits, with one pass over the vocabulary each time; nothing is sorted and no sum depends on the
+ * order in which threads come.
+ *
+ *   grid    workers; each takes rows in turn and has scratch of its own
+ *   block   1024 threads over one row
+ */
+#include "kernels/cuda/device/common.cuh"
+
+#include <cfloat>
+
+#define THREADS     1024
+#define NOISE_BOUND 17.0f /* more than any Gumbel noise, as on the host */
+#define SEEN        0x80000000u
+
+struct mr_cut {
+    float value;
+    uint32_t id;
+};
+
+struct mr_sample_block {
+    double sums[33];
+    mr_cut cuts[33];
+    uint32_t counts[33];
+};
+
+struct mr_sample_view {
+    const float *values;
+    uint32_t n;
+};
+
+__device__ static inline bool mr_before(mr_cut a, mr_cut b)
+{
+    return a.value > b.value || (a.value == b.value && a.id < b.id);
+}
+
+__device__ static inline bool mr_kept(float value, uint32_t v, mr_cut last)
+{
+    return value > last.value || (value == last.value && v <= last.id);
+}
+
+__device__ static inline mr_cut mr_keep_all()
+{
+    return {-FLT_MAX, UINT32_MAX};
+}
+
+/* The first of the threads' cuts, given to all of them. */
+__device__ static inline mr_cut mr_block_first(mr_cut mine, mr_sample_block *block)
+{
+    for (int d = 16; d > 0; d /= 2) {
+        const mr_cut other = {__shfl_xor_sync(0xffffffffu, mine.value, d),
+                              __shfl_xor_sync(0xffffffffu, mine.id, d)};
+        mine = mr_before(other, mine) ? other : mine;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 0) {
+        block->cuts[threadIdx.x / 32] = mine;
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        for (uint32_t w = 1; w < THREADS / 32; w++) {
+            mine = mr_before(block->cuts[w], mine) ? block->cuts[w] : mine;
+        }
+        block->cuts[32] = mine;
+    }
+    __syncthreads();
+    return block->cuts[32];
+}
+
+__device__ static inline void mr_look_at(float value, uint32_t v, mr_cut &best, bool &nan)
+{
+    nan = nan || isnan(value);
+    if (value > best.value) {
+        best = {value, v};
+    }
+}
+
+/* The largest value and its lowest id; false for a NaN, or a largest value that is not finite. */
+__device__ static inline bool mr_find_max(mr_sample_view view, mr_sample_block *block, mr_cut *max)
+{
+    mr_cut mine = {-CUDART_INF_F, 0};
+    bool nan = false;
+    /* Rows begin at multiples of 16 bytes where whole vectors make them up. */
+    const uint32_t vectors = view.n % 4 == 0 ? view.n / 4 : 0;
+    const float4 *wide = reinterpret_cast<const float4 *>(view.values);
+#pragma unroll 8
+    for (uint32_t i = threadIdx.x; i < vectors; i += THREADS) {
+        const float4 x = wide[i];
+        mr_look_at(x.x, 4 * i, mine, nan);
+        mr_look_at(x.y, 4 * i + 1, mine, nan);
+        mr_look_at(x.z, 4 * i + 2, mine, nan);
+        mr_look_at(x.w, 4 * i + 3, mine, nan);
+    }
+    for (uint32_t v = 4 * vectors + threadIdx.x; v < view.n; v += THREADS) {
+        mr_look_at(view.values[v], v, mine, nan);
+    }
+    *max = mr_block_first(mine, block);
+    return !__syncthreads_or(nan) && isfinite(max->value);
+}
+
+/* ---- bias and penalties ---- */
+
+/* Entries for one token are added in the order of the list, by whoever has the first of them. */
+__device__ static inline void mr_add_bias(float *scaled, uint32_t n, const mr_row_params &p,
+                                          const uint32_t *tokens, const float *values)
+{
+    for (uint32_t i = threadIdx.x; i < p.bias_count; i += THREADS) {
+        const uint32_t token = tokens[p.bias_offset + i];
+        bool first = token < n;
+        for (uint32_t j = 0; first && j < i; j++) {
+            first = tokens[p.bias_offset + j] != token;
+        }
+        for (uint32_t j = i; first && j < p.bias_count; j++) {
+            if (tokens[p.bias_offset + j] == token) {
+                scaled[token] += values[p.bias_offset + j];
+            }
+        }
+    }
+}
+
+__device__ static inline void mr_penalise(float *scaled, uint32_t *counts, uint32_t n,
+                                          const mr_row_params &p, const uint32_t *history)
+{
+    for (uint32_t i = threadIdx.x; i < p.history_len; i += THREADS) {
+        if (history[i] < n) {
+            atomicOr(&counts[history[i]], SEEN);
+            if (i >= p.prompt_len) {
+                atomicAdd(&counts[history[i]], 1);
+            }
+        }
+    }
+    __syncthreads();
+    for (uint32_t i = threadIdx.x; i < p.history_len; i += THREADS) {
+        const uint32_t token = history[i];
+        const uint32_t mark = token < n ? atomicExch(&counts[token], 0) : 0;
+        if (mark == 0) {
+            continue; /* another thread has the token */
+        }
+        const uint32_t count = mark & ~SEEN;
+        float logit = scaled[token];
+        const bool possible = isfinite(logit);
+        logit = logit > 0.0f ? logit / p.repetition_penalty : logit * p.repetition_penalty;
+        if (count > 0) {
+            logit = __fsub_rn(logit, p.presence_penalty);
+            logit = __fsub_rn(logit, __fmul_rn(p.frequency_penalty, static_cast<float>(count)));
+        }
+        scaled[token] = possible ? fminf(fmaxf(logit, -FLT_MAX), FLT_MAX) : logit;
+    }
+    __syncthreads();
+}
+
+/* ---- filters ---- */
+
+/* Orders as floats do; −0 counts as 0. */
+__device__ static inline uint32_t mr_key_of(float value)
+{
+    const uint32_t bits = __float_as_uint(value + 0.0f);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+
+__device__ static inline float mr_value_of(uint32_t key)
+{
+    return __uint_as_float((key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key);
+}
+
+/* Tokens (or their probability mass) among the kept ones whose key is at least `key`. */
+__device__ static inline double mr_measure(mr_sample_view view, mr_cut last, bool mass,
+                                           uint32_t key, mr_sample_block *block)
+{
+    double sum = 0.0;
+    for (uint32_t v = threadIdx.x; v < view.n; v += THREADS) {
+        const float value = view.values[v];
+        if (mr_kept(value, v, last) && mr_key_of(value) >= key) {
+            sum += mass ? static_cast<double>(expf(value)) : 1.0;
+        }
+    }
+    return mr_block_sum(sum, block->sums);
+}
+
+/* The lowest id such that `wanted` of the tokens with that key have ids up to it. */
+__device__ static inline uint32_t mr_nth_equal(mr_sample_view view, mr_cut last, uint32_t key,
+                                               uint32_t wanted, mr_sample_block *block)
+{
+    const uint32_t share = (view.n + THREADS - 1) / THREADS;
+    const uint32_t begin = min(threadIdx.x * share, view.n);
+    const uint32_t end = min(begin + share, view.n);
+    uint32_t mine = 0;
+    for (uint32_t v = begin; v < end; v++) {
+        mine += mr_kept(view.values[v], v, last) && mr_key_of(view.values[v]) == key;
+    }
+    uint32_t before = mine;
+    for (int d = 1; d < 32; d *= 2) {
+        const uint32_t other = __shfl_up_sync(0xffffffffu, before, d);
+        before += threadIdx.x % 32 >= static_cast<uint32_t>(d) ? other : 0;
+    }
+    __syncthreads();
+    if (threadIdx.x % 32 == 31) {
+        block->counts[threadIdx.x / 32] = before;
+    }
+    if (threadIdx.x == 0) {
+        block->counts[32] = UINT32_MAX;
+    }
+    __syncthreads();
+    before -= mine;
+    for (uint32_t w = 0; w < threadIdx.x / 32; w++) {
+        before += block->counts[w];
+    }
+    if (before < wanted && wanted <= before + mine) {
+        for (uint32_t v = begin; v < end; v++) {
+            before += mr_kept(view.values[v], v, last) && mr_key_of(view.values[v]) == key;
+            if (before == wanted) {
+                block->counts[32] = v;
+                break;
+            }
+        }
+    }
+    __syncthreads();
+    return block->counts[32];
+}
+
+/* The token with which the kept ones, in order, reach `wanted`. They do. */
+__device__ static inline mr_cut mr_reach(mr_sample_view view, mr_cut last, bool mass, double wanted,
+                                         mr_sample_block *block)
+{
+    uint32_t low = mr_key_of(-FLT_MAX);
+    uint32_t high = mr_key_of(0.0f); /* the largest is shifted to 0 */
+    while (low < high) {
+        const uint32_t middle = low + (high - low + 1) / 2;
+        if (mr_measure(view, last, mass, middle, block) >= wanted) {
+            low = middle;
+        } else {
+            high = middle - 1;
+        }
+    }
+    const float value = mr_value_of(low);
+    const double above = mr_measure(view, last, mass, low + 1, block);
+    const double equal = mr_measure(view, last, mass, low, block) - above;
+    const double each = mass ? static_cast<double>(expf(value)) : 1.0;
+    const double needed = ceil((wanted - above) / each);
+    if (!(needed * each < equal)) {
+        const mr_cut at = {value, UINT32_MAX};
+        return mr_before(last, at) ? last : at;
+    }
+    return {value,
+            mr_nth_equal(view, last, low, needed < 1.0 ? 1 : static_cast<uint32_t>(needed), block)};
+}
+
+__device__ static inline mr_cut mr_filter(mr_sample_view view, const mr_cuda_row &row,
+                                          mr_sample_block *block)
+{
+    const mr_row_params &p = row.params;
+    mr_cut last = mr_keep_all();
+    if (p.top_k > 0 && p.top_k < view.n) {
+        const double all = mr_measure(view, last, false, mr_key_of(-FLT_MAX), block);
+        if (all > static_cast<double>(p.top_k)) {
+            last = mr_reach(view, last, false, static_cast<double>(p.top_k), block);
+        }
+    }
+    if (p.top_p < 1.0f) {
+        const double all = mr_measure(view, last, true, mr_key_of(-FLT_MAX), block);
+        last = mr_reach(view, last, true, static_cast<double>(p.top_p) * all, block);
+    }
+    if (p.min_p > 0.0f) {
+        const mr_cut at = {row.min_p_cut, UINT32_MAX};
+        last = mr_before(at, last) ? at : last;
+    }
+    return last;
+}
+
+/* ---- draw ---- */
+
+/* Philox4x32-10, as base/philox.c. */
+__device__ static inline void mr_philox(uint32_t (&c)[4], uint64_t key)
+{
+    uint32_t k0 = static_cast<uint32_t>(key);
+    uint32_t k1 = static_cast<uint32_t>(key >> 32);
+#pragma unroll
+    for (int round = 0; round < 10; round++) {
+        const uint64_t p0 = static_cast<uint64_t>(0xD2511F53u) * c[0];
+        const uint64_t p1 = static_cast<uint64_t>(0xCD9E8D57u) * c[2];
+        c[0] = static_cast<uint32_t>(p1 >> 32) ^ c[1] ^ k0;
+        c[1] = static_cast<uint32_t>(p1);
+        c[2] = static_cast<uint32_t>(p0 >> 32) ^ c[3] ^ k1;
+        c[3] = static_cast<uint32_t>(p0);
+        k0 += 0x9E3779B9u;
+        k1 += 0xBB67AE85u;
+    }
+}
+
+__device__ static inline float mr_gumbel(uint32_t bits)
+{
+    const float uniform = (static_cast<float>(bits >> 9) + 0.5f) * 0x1p-23f;
+    return -logf(-logf(uniform));
+}
+
+__device__ static inline uint32_t mr_draw(mr_sample_view view, const mr_row_params &p, mr_cut last,
+                                          uint32_t max, mr_sample_block *block)
+{
+    uint32_t c[4] = {p.position, p.choice, 0, max / 4}; /* purpose 0: MR_DRAW_TOKEN */
+    mr_philox(c, p.key);
+    mr_cut best = {view.values[max] + mr_gumbel(c[max % 4]), max};
+    for (uint32_t q = threadIdx.x; q < (view.n + 3) / 4; q += THREADS) {
+        bool wanted[4];
+        bool any = false;
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t v = 4 * q + i;
+            wanted[i] = v < view.n && view.values[v] + NOISE_BOUND >= best.value &&
+                        mr_kept(view.values[v], v, last);
+            any = any || wanted[i];
+        }
+        if (!any) {
+            continue;
+        }
+        uint32_t word[4] = {p.position, p.choice, 0, q};
+        mr_philox(word, p.key);
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            const uint32_t v = 4 * q + i;
+            if (wanted[i]) {
+                const mr_cut at = {view.values[v] + mr_gumbel(word[i]), v};
+                best = mr_before(at, best) ? at : best;
+            }
+        }
+    }
+    return mr_block_first(best, block).id;
+}
+
+/* ---- log-probabilities ---- */
+
+struct mr_row_out {
+    uint32_t token;
+    float *logprob;
+    uint8_t *n_top;
+    mr_alternative *top;
+};
+
+__device__ static inline void mr_report(mr_sample_view view, mr_cut last, float max,
+                                        const mr_row_params &p, const mr_row_out &out,
+                                        mr_sample_block *block)
+{
+    double sum = 0.0;
+    for (uint32_t v = threadIdx.x; v < view.n; v += THREADS) {
+        if (mr_kept(view.values[v], v, last)) {
+            sum += static_cast<double>(expf(view.values[v] - max));
+        }
+    }
+    const double log_sum = static_cast<double>(max) + log(mr_block_sum(sum, block->sums));
+    if (threadIdx.x == 0) {
+        const float value = view.values[out.token];
+        *out.logprob = mr_kept(value, out.token, last)
+                           ? static_cast<float>(static_cast<double>(value) - log_sum)
+                           : -CUDART_INF_F;
+    }
+    const uint32_t wanted = min(static_cast<uint32_t>(p.n_top), static_cast<uint32_t>(MR_MAX_TOP));
+    mr_cut behind = {CUDART_INF_F, UINT32_MAX};
+    uint32_t found = 0;
+    for (; found < wanted; found++) {
+        mr_cut mine = {-CUDART_INF_F, UINT32_MAX};
+        for (uint32_t v = threadIdx.x; v < view.n; v += THREADS) {
+            const mr_cut at = {view.values[v], v};
+            if (mr_kept(at.value, v, last) && mr_before(behind, at) && mr_before(at, mine)) {
+                mine = at;
+            }
+        }
+        behind = mr_block_first(mine, block);
+        if (behind.id == UINT32_MAX) {
+            break;
+        }
+        if (threadIdx.x == 0) {
+            out.top[found].token = behind.id;
+            out.top[found].logprob =
+                static_cast<float>(static_cast<double>(behind.value) - log_sum);
+        }
+    }
+    if (threadIdx.x == 0) {
+        *out.n_top = static_cast<uint8_t>(found);
+    }
+}
+
+/* ---- a row ---- */
+
+struct mr_sample_args {
+    mr_cuda_sample p;
+    const mr_cuda_step_header *header;
+    const float *logits;
+    const mr_cuda_row *rows;
+    const uint32_t *bias_tokens;
+    const float *bias_values;
+    const uint32_t *history;
+    float *scaled;
+    uint32_t *counts;
+    uint32_t *tokens;
+    float *logprobs;
+    uint8_t *n_top;
+    uint8_t *corrupt;
+    mr_alternative *top;
+};
+
+/* Bias, penalties, shift and temperature into the worker's scratch. False: corrupt. */
+__device__ static inline bool mr_scale(const mr_sample_args &a, const mr_cuda_row &row,
+                                       mr_sample_view raw, float *scaled, mr_cut *max,
+                                       mr_sample_block *block)
+{
+    const mr_row_params &p = row.params;
+    if (p.bias_count > 0 || row.penalties != 0) {
+        for (uint32_t v = threadIdx.x; v < raw.n; v += THREADS) {
+            scaled[v] = raw.values[v];
+        }
+        __syncthreads();
+        mr_add_bias(scaled, raw.n, p, a.bias_tokens, a.bias_values);
+        __syncthreads();
+        if (row.penalties != 0) {
+            mr_penalise(scaled, a.counts + static_cast<size_t>(blockIdx.x) * raw.n, raw.n, p,
+                        a.history + static_cast<size_t>(row.slot) * a.p.max_context);
+        }
+        raw.values = scaled;
+        if (!mr_find_max(raw, block, max)) {
+            return false;
+        }
+    }
+    const float divisor = p.temperature > 0.0f ? p.temperature : 1.0f;
+    for (uint32_t v = threadIdx.x; v < raw.n; v += THREADS) {
+        scaled[v] = (raw.values[v] - max->value) / divisor;
+    }
+    __syncthreads();
+    return true;
+}
+
+__device__ static inline void mr_sample_row_of(const mr_sample_args &a, uint32_t r,
+                                               mr_sample_block *block)
+{
+    const mr_cuda_row &row = a.rows[r];
+    const mr_row_params &p = row.params;
+    const mr_sample_view raw = {a.logits + static_cast<size_t>(r) * a.p.vocab, a.p.vocab};
+    float *scratch = a.scaled + static_cast<size_t>(blockIdx.x) * a.p.vocab;
+    const mr_sample_view scaled = {scratch, a.p.vocab};
+    const bool greedy = !(p.temperature > 0.0f);
+    const bool reports = p.want_logprob || p.n_top > 0;
+    const bool plain = greedy && p.bias_count == 0 && row.penalties == 0;
+    mr_cut raw_max;
+    bool good = mr_find_max(raw, block, &raw_max);
+    mr_cut max = raw_max;
+    if (good && !(plain && !(reports && p.processed))) {
+        good = mr_scale(a, row, raw, scratch, &max, block);
+    }
+    if (threadIdx.x == 0) {
+        a.corrupt[r] = good ? 0 : 1;
+        a.n_top[r] = 0;
+        a.logprobs[r] = 0.0f;
+        a.tokens[r] = 0;
+    }
+    if (!good) {
+        return;
+    }
+    const mr_cut last = greedy ? mr_keep_all() : mr_filter(scaled, row, block);
+    uint32_t token = max.id;
+    if (p.target != MR_NO_TARGET) {
+        token = p.target < a.p.vocab ? p.target : 0;
+    } else if (!greedy) {
+        token = mr_draw(scaled, p, last, max.id, block);
+    }
+    if (threadIdx.x == 0) {
+        a.tokens[r] = token;
+    }
+    if (!reports) {
+        return;
+    }
+    const mr_row_out out = {token, a.logprobs + r, a.n_top + r,
+                            a.top + static_cast<size_t>(r) * MR_MAX_TOP};
+    if (p.processed) {
+        mr_report(scaled, last, 0.0f, p, out, block);
+    } else {
+        mr_report(raw, mr_keep_all(), raw_max.value, p, out, block);
+    }
+}
+
+__global__ static void __launch_bounds__(THREADS) mr_sample_kernel(mr_sample_args a)
+{
+    __shared__ mr_sample_block block;
+    mr_let_next_come();
+    mr_wait_for_previous();
+    for (uint32_t r = blockIdx.x; r < a.header->n_rows; r += gridDim.x) {
+        mr_sample_row_of(a, r, &block);
+        __syncthreads();
+    }
+}
+
+int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p)
+{
+    mr_sample_args a = {};
+    a.p = *p;
+    a.header = mr_at<const mr_cuda_step_header>(p->header);
+    a.logits = mr_at<const float>(p->logits);
+    a.rows = mr_at<const mr_cuda_row>(p->rows);
+    a.bias_tokens = mr_at<const uint32_t>(p->bias_tokens);
+    a.bias_values = mr_at<const float>(p->bias_values);
+    a.history = mr_at<const uint32_t>(p->history);
+    a.scaled = mr_at<float>(p->scaled);
+    a.counts = mr_at<uint32_t>(p->counts);
+    a.tokens = mr_at<uint32_t>(p->tokens);
+    a.logprobs = mr_at<float>(p->logprobs);
+    a.n_top = mr_at<uint8_t>(p->n_top);
+    a.corrupt = mr_at<uint8_t>(p->corrupt);
+    a.top = mr_at<mr_alternative>(p->top);
+    const uint32_t blocks = p->max_rows < p->workers ? p->max_rows : p->workers;
+    return mr_launch(context, mr_sample_kernel, blocks, THREADS, 0, a);
+}

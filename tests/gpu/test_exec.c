@@ -1,0 +1,346 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The CUDA backend against the scalar reference, on small random models of odd shapes: prompts in
+ * chunks of every kind, decoding with and without graphs, neighbours. */
+#include "gpu.h"
+#include "tiny_plan.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+enum { LENGTH = 301, VOCAB = 96 };
+
+/* How the tokens of a sequence are cut into steps, and what else is in them. */
+typedef struct schedule {
+    uint32_t prefill;    /* tokens that come in chunks; the rest come one by one */
+    uint32_t chunk;      /* tokens a step */
+    uint32_t neighbours; /* other sequences, fed alike, before it */
+} schedule;
+
+static mr_exec_options wide_options(mr_dtype kv)
+{
+    mr_exec_options options = tiny_options();
+    options.max_tokens = 1024;
+    options.max_seqs = 40;
+    options.max_rows = 1024;
+    options.max_context = 320;
+    options.block_size = 16;
+    options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+    options.kv_dtype = kv;
+    return options;
+}
+
+static void make_tokens(uint64_t seed, int32_t *tokens, uint32_t count)
+{
+    for (uint32_t i = 0; i < count; i++) {
+        tokens[i] = (int32_t)(tiny_random(&seed) % VOCAB);
+    }
+}
+
+/* Logits [LENGTH][VOCAB] of one sequence. */
+static float *run(mr_backend *backend, const tiny_plan *tiny, const mr_exec_options *options,
+                  schedule how)
+{
+    int32_t tokens[LENGTH];
+    int32_t others[LENGTH];
+    float *logits = malloc(LENGTH * VOCAB * sizeof(*logits));
+    assert_non_null(logits);
+    make_tokens(7, tokens, LENGTH);
+    make_tokens(8, others, LENGTH);
+    tiny_session session;
+    tiny_session_create(tiny, backend, options, &session);
+    for (uint32_t start = 0, count; start < LENGTH; start += count) {
+        const bool prefill = start < how.prefill;
+        const uint32_t left = (prefill ? how.prefill : LENGTH) - start;
+        count = !prefill ? 1 : left < how.chunk ? left : how.chunk;
+        mr_batch_reset(session.storage);
+        for (uint32_t slot = 0; slot < how.neighbours; slot++) {
+            tiny_feed(&session, slot, others + start, start, count, false);
+        }
+        tiny_feed(&session, how.neighbours, tokens + start, start, count, true);
+        mr_step_output out;
+        tiny_run(&session, &out);
+        assert_int_equal(out.n_rows, how.neighbours + count);
+        memcpy(logits + (size_t)start * VOCAB, out.logits + (size_t)how.neighbours * VOCAB,
+               (size_t)count * VOCAB * sizeof(*logits));
+    }
+    tiny_session_destroy(&session);
+    return logits;
+}
+
+/* Largest error of a row, relative to the length of the row. */
+static double distance(const float *a, const float *b)
+{
+    double worst = 0;
+    for (uint32_t row = 0; row < LENGTH; row++) {
+        double error = 0;
+        double length = 0;
+        for (uint32_t i = 0; i < VOCAB; i++) {
+            const double x = (double)a[row * VOCAB + i];
+            const double y = (double)b[row * VOCAB + i];
+            error += (x - y) * (x - y);
+            length += y * y;
+        }
+        const double relative = sqrt(error / length);
+        worst = relative > worst || isnan(relative) ? relative : worst;
+    }
+    return worst;
+}
+
+static const schedule ways[] = {
+    {.prefill = LENGTH, .chunk = LENGTH}, /* one prompt */
+    {.prefill = 20, .chunk = 7},          /* then decoding, past two splits */
+    {.prefill = 290, .chunk = 130, .neighbours = 2},
+    {.prefill = 280, .chunk = 140, .neighbours = 3}, /* 4 rows of decoding */
+    {.prefill = 285, .chunk = 19, .neighbours = 11},
+    {.prefill = 270, .chunk = 27, .neighbours = 36}, /* more rows than the kernel for few takes */
+};
+
+typedef struct precision {
+    mr_dtype compute;
+    mr_dtype weights;
+    double tolerance;
+} precision;
+
+/* Weights of the compute type, so that only what is computed is rounded. */
+static const precision precisions[] = {
+    {MR_DTYPE_F32, MR_DTYPE_F32, 2e-5},
+    {MR_DTYPE_F16, MR_DTYPE_F16, 6e-3},
+    {MR_DTYPE_BF16, MR_DTYPE_BF16, 5e-2},
+};
+
+/* `options` without a KV type: that of the computation. */
+static void check(const tiny_dims *dims, const mr_exec_options *options, const char *what)
+{
+    for (size_t p = 0; p < sizeof(precisions) / sizeof(precisions[0]); p++) {
+        tiny_dims typed = *dims;
+        typed.dtype = precisions[p].weights;
+        mr_exec_options on_gpu = options != NULL ? *options : wide_options(precisions[p].compute);
+        mr_exec_options on_cpu = on_gpu;
+        on_cpu.kv_dtype = MR_DTYPE_F32;
+        tiny_plan tiny;
+        tiny_plan_create(&typed, &tiny);
+        mr_backend *backend = gpu_backend(precisions[p].compute);
+        mr_backend *reference = gpu_reference();
+        float *expected = run(reference, &tiny, &on_cpu, ways[0]);
+        for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+            float *logits = run(backend, &tiny, &on_gpu, ways[w]);
+            const double found = distance(logits, expected);
+            double allowed = precisions[p].tolerance;
+            if (on_gpu.kv_dtype != MR_DTYPE_F32 && allowed < 2e-2) {
+                allowed = on_gpu.kv_dtype == MR_DTYPE_F16 ? 6e-3 : 2e-2;
+            }
+            if (!(found <= allowed)) {
+                fail_msg("%s, %s, way %zu: relative error %g, at most %g is allowed", what,
+                         mr_dtype_info_get(precisions[p].compute)->name, w, found, allowed);
+            }
+            free(logits);
+        }
+        free(expected);
+        reference->vt->destroy(reference);
+        backend->vt->destroy(backend);
+        tiny_plan_destroy(&tiny);
+    }
+}
+
+static void test_head_widths(void **state)
+{
+    (void)state;
+    static const uint32_t widths[] = {16, 36, 64, 128, 256};
+    for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.head_width = widths[i];
+        char what[32];
+        (void)snprintf(what, sizeof(what), "D %u", widths[i]);
+        check(&dims, NULL, what);
+    }
+}
+
+static void test_head_groups(void **state)
+{
+    (void)state;
+    static const uint32_t groups[][2] = {{3, 3}, {9, 3}, {4, 1}, {6, 1}, {8, 1}};
+    for (size_t i = 0; i < sizeof(groups) / sizeof(groups[0]); i++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.heads = groups[i][0];
+        dims.kv_heads = groups[i][1];
+        dims.head_width = 64;
+        char what[32];
+        (void)snprintf(what, sizeof(what), "%u heads over %u", groups[i][0], groups[i][1]);
+        check(&dims, NULL, what);
+    }
+}
+
+static void test_variants(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    dims.pairing = MR_ROPE_HALVES;
+    dims.head_width = 64;
+    dims.tied = true;
+    check(&dims, NULL, "rope by halves, tied");
+    dims = tiny_dims_default();
+    dims.norm = MR_NORM_LAYER;
+    dims.biases = true;
+    dims.width = 50;
+    dims.ffn = 37;
+    check(&dims, NULL, "layer norm, biases, odd widths");
+    dims = tiny_dims_default();
+    dims.biases = true;
+    check(&dims, NULL, "biases");
+    dims = tiny_dims_default();
+    dims.window = 150;
+    dims.soft_cap = 2.0f;
+    dims.embed_scale = 8.0f;
+    dims.head_width = 64;
+    check(&dims, NULL, "window, soft cap, embedding scale");
+    dims.window = 9;
+    check(&dims, NULL, "small window");
+    static const mr_activation activations[] = {MR_ACT_GELU_TANH, MR_ACT_GELU, MR_ACT_RELU};
+    for (size_t i = 0; i < sizeof(activations) / sizeof(activations[0]); i++) {
+        dims = tiny_dims_default();
+        dims.activation = activations[i];
+        check(&dims, NULL, "activation");
+    }
+}
+
+static void test_kv_types_and_blocks(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 5, 8, 64};
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16};
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        for (size_t k = 0; k < sizeof(types) / sizeof(types[0]); k++) {
+            mr_exec_options options = wide_options(types[k]);
+            options.block_size = sizes[i];
+            options.n_blocks = 1 + options.max_seqs * (options.max_context / sizes[i]);
+            char what[48];
+            (void)snprintf(what, sizeof(what), "%s blocks of %u", mr_dtype_info_get(types[k])->name,
+                           sizes[i]);
+            check(&dims, &options, what);
+        }
+    }
+}
+
+/* Every stored type is dequantised as the reference does it. */
+static void test_stored_types(void **state)
+{
+    (void)state;
+    for (mr_dtype dtype = MR_DTYPE_F32; dtype < MR_DTYPE_COUNT; dtype++) {
+        tiny_dims dims = tiny_dims_of(dtype);
+        const mr_exec_options options = wide_options(MR_DTYPE_F32);
+        tiny_plan tiny;
+        tiny_plan_create(&dims, &tiny);
+        mr_backend *backend = gpu_backend(MR_DTYPE_F32);
+        mr_backend *reference = gpu_reference();
+        float *expected = run(reference, &tiny, &options, ways[0]);
+        float *logits = run(backend, &tiny, &options, ways[0]);
+        const double found = distance(logits, expected);
+        if (!(found <= 2e-5)) {
+            fail_msg("%s: relative error %g", mr_dtype_info_get(dtype)->name, found);
+        }
+        free(expected);
+        free(logits);
+        reference->vt->destroy(reference);
+        backend->vt->destroy(backend);
+        tiny_plan_destroy(&tiny);
+    }
+}
+
+/* The same steps give the same bits, whether launched one by one, captured or replayed. */
+static void test_two_runs_are_bit_equal_D4(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    dims.dtype = MR_DTYPE_BF16;
+    const mr_exec_options options = wide_options(MR_DTYPE_BF16);
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+    for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
+        float *first = run(backend, &tiny, &options, ways[w]);
+        float *second = run(backend, &tiny, &options, ways[w]);
+        assert_memory_equal(first, second, LENGTH * VOCAB * sizeof(float));
+        free(first);
+        free(second);
+    }
+    backend->vt->destroy(backend);
+    tiny_plan_destroy(&tiny);
+}
+
+/* A copied block serves another slot: two sequences with one history agree bit by bit. */
+static void test_block_copies(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    const mr_exec_options options = wide_options(MR_DTYPE_F32);
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    mr_backend *backend = gpu_backend(MR_DTYPE_F32);
+    tiny_session session;
+    tiny_session_create(&tiny, backend, &options, &session);
+    int32_t tokens[17];
+    make_tokens(3, tokens, 17);
+    mr_step_output out;
+    mr_batch_reset(session.storage);
+    tiny_feed(&session, 0, tokens, 0, 16, false);
+    tiny_run(&session, &out);
+    /* Slots own their blocks in descending order. */
+    const uint32_t per_slot = options.max_context / options.block_size;
+    const mr_block_copy copy = {.from = per_slot, .to = 2 * per_slot};
+    assert_int_equal(session.exec->vt->copy_blocks(session.exec, &copy, 1, NULL), MR_OK);
+    mr_batch_reset(session.storage);
+    assert_int_equal(
+        mr_batch_add_block(session.storage, &(mr_block_delta){.slot = 1, .block = copy.to}), MR_OK);
+    tiny_feed(&session, 0, tokens + 16, 16, 1, false);
+    tiny_feed(&session, 1, tokens + 16, 16, 1, false);
+    tiny_run(&session, &out);
+    assert_memory_equal(out.logits, out.logits + VOCAB, VOCAB * sizeof(float));
+    tiny_session_destroy(&session);
+    backend->vt->destroy(backend);
+    tiny_plan_destroy(&tiny);
+}
+
+/* A NaN in the weights ends as a corrupt row, not as a token. */
+static void test_nan_is_seen(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    float *gain = tiny.data[tiny.layers[0].ffn_gain];
+    gain[3] = NAN;
+    const mr_exec_options options = wide_options(MR_DTYPE_BF16);
+    mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+    tiny_session session;
+    tiny_session_create(&tiny, backend, &options, &session);
+    const int32_t tokens[9] = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+    mr_batch_reset(session.storage);
+    tiny_feed(&session, 0, tokens, 0, 9, false);
+    mr_step_output out;
+    tiny_run(&session, &out);
+    assert_true(out.corrupt[0] != 0);
+    tiny_session_destroy(&session);
+    backend->vt->destroy(backend);
+    tiny_plan_destroy(&tiny);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_groups),
+        cmocka_unit_test(test_variants),     cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_stored_types), cmocka_unit_test(test_two_runs_are_bit_equal_D4),
+        cmocka_unit_test(test_block_copies), cmocka_unit_test(test_nan_is_seen),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
