@@ -129,3 +129,12 @@ def test_random_weights_in_a_quantised_layout(millrace_bin, layout, tmp_path):
         assert len(first[0]) == 16
         assert draw(millrace_bin, tmp_path, f"compute={compute}", "threads=3") == first
         assert draw(millrace_bin, tmp_path, f"compute={compute}", "random_seed=5")[0] != first[0]
+
+
+@pytest.mark.parametrize("value, listed", [(0.0, False), (0.5, True)])
+def test_a_bias_that_adds_nothing_is_no_unused_tensor_Q5(millrace_bin, value, listed, tmp_path):
+    """Older GPTQ files have biases of zeros where the architecture has none."""
+    model = shutil.copytree(GPTQ, tmp_path / "model")
+    add_tensor(model, "model.layers.0.self_attn.q_proj.bias", value)
+    done = run(millrace_bin, "inspect", model, "--json")
+    assert done.returncode == 0 and ("q_proj.bias" in done.stderr) == listed
