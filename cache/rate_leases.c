@@ -113,14 +113,15 @@ static void release_old_leases(mr_rate_limiter *limiter)
     pthread_mutex_unlock(&limiter->mutex);
 }
 
-void mr_rate_refund_tokens(const mr_rate_ticket *ticket, uint64_t tokens)
+void mr_rate_refund_tokens(const mr_rate_ticket *ticket, const mr_rate_limits *limits,
+                           uint64_t tokens)
 {
     char key[MR_TENANT_KEY_BYTES];
     mr_redis_tenant_key(ticket->tenant, key);
     mr_redis_command *command = new_background();
     if (command != NULL) {
         (void)send_background(ticket->limiter->options.link, command,
-                              mr_redis_limits_refund(command, key, &ticket->limits, tokens));
+                              mr_redis_limits_refund(command, key, limits, tokens));
     }
 }
 

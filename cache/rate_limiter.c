@@ -66,8 +66,9 @@ static mr_tenant_state *find_state(mr_rate_limiter *limiter, const char *name)
     return idle;
 }
 
-static void fill(mr_tenant_state *state, const mr_rate_limits *limits, uint64_t now_ns)
+static void fill(mr_tenant_state *state, uint64_t now_ns)
 {
+    const mr_rate_limits *limits = &state->limits;
     if (limits->requests_per_s > 0) {
         mr_token_bucket_fill(&state->requests, requests_size(limits), now_ns);
     }
@@ -163,7 +164,8 @@ static void decide_here(mr_rate_limiter *limiter, mr_rate_ticket *ticket, mr_rat
         decision->short_of = MR_RATE_CONCURRENT;
         decision->retry_after_ms = PROCESS_RETRY_MS;
     } else {
-        fill(state, &ticket->limits, now_ns);
+        state->limits = ticket->limits;
+        fill(state, now_ns);
         decision->short_of = find_short(state, ticket, &decision->retry_after_ms);
     }
     if (decision->short_of == MR_RATE_NONE) {
@@ -182,7 +184,8 @@ static void take_over(mr_rate_limiter *limiter, mr_rate_ticket *ticket)
     pthread_mutex_lock(&limiter->mutex);
     mr_tenant_state *state = find_state(limiter, ticket->tenant);
     if (state != NULL) {
-        fill(state, &ticket->limits, now_ns);
+        state->limits = ticket->limits;
+        fill(state, now_ns);
         charge(state, ticket);
     }
     hold(limiter, ticket);
@@ -272,6 +275,17 @@ bool mr_rate_limiter_take(mr_rate_limiter *limiter, mr_rate_ticket *ticket)
     return true;
 }
 
+/* The limits of a ticket may be older than those in effect: what has come in by these is not cut
+ * off at its end. The next take cuts off what is too much. */
+static void widen(mr_rate_limits *old, const mr_rate_limits *now)
+{
+    if (now->tokens_per_min > 0) {
+        old->tokens_per_min = now->tokens_per_min;
+        old->burst_tokens =
+            old->burst_tokens > now->burst_tokens ? old->burst_tokens : now->burst_tokens;
+    }
+}
+
 void mr_rate_limiter_finish(mr_rate_ticket *ticket, uint64_t used_tokens)
 {
     if (!ticket->holds) {
@@ -279,19 +293,18 @@ void mr_rate_limiter_finish(mr_rate_ticket *ticket, uint64_t used_tokens)
     }
     ticket->holds = false;
     mr_rate_limiter *limiter = ticket->limiter;
-    const mr_rate_limits *limits = &ticket->limits;
+    mr_rate_limits limits = ticket->limits;
     const uint64_t unused = ticket->tokens > used_tokens ? ticket->tokens - used_tokens : 0;
-    const bool refunds = limits->tokens_per_min > 0 && unused > 0;
+    const bool refunds = limits.tokens_per_min > 0 && unused > 0;
     const bool leases = mr_rate_leases_in_redis(ticket);
-    const uint64_t now_ns = mr_clock_now(&limiter->options.clock);
     pthread_mutex_lock(&limiter->mutex);
     mr_tenant_state *state = find_state(limiter, ticket->tenant);
     if (state != NULL) {
-        fill(state, limits, now_ns);
         state->running -= state->running > 0 ? 1 : 0;
+        widen(&limits, &state->limits);
     }
     if (state != NULL && refunds) {
-        mr_token_bucket_refund(&state->tokens, tokens_size(limits), (double)unused);
+        mr_token_bucket_refund(&state->tokens, tokens_size(&limits), (double)unused);
     }
     if (leases) {
         link_out(limiter, ticket);
@@ -299,7 +312,7 @@ void mr_rate_limiter_finish(mr_rate_ticket *ticket, uint64_t used_tokens)
     pthread_mutex_unlock(&limiter->mutex);
     /* Redis gives back only what it knows to have been taken from it. */
     if (refunds && ticket->decision.mode == MR_RATE_BY_REDIS) {
-        mr_rate_refund_tokens(ticket, unused);
+        mr_rate_refund_tokens(ticket, &limits, unused);
     }
     if (leases) {
         mr_rate_release_lease(ticket);

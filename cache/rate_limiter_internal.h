@@ -14,6 +14,7 @@
 
 typedef struct mr_tenant_state {
     char name[MR_RATE_TENANT_MAX];
+    mr_rate_limits limits; /* of the latest that was asked for: they change */
     mr_token_bucket requests;
     mr_token_bucket tokens;
     uint32_t running;
@@ -45,7 +46,8 @@ bool mr_rate_leases_in_redis(const mr_rate_ticket *ticket);
 /* These do not wait, and need the mutex to be free. Where Redis does not take it now, or does not
  * say that it has, the lease is ended once Redis is back; a refund is lost. */
 void mr_rate_release_lease(const mr_rate_ticket *ticket);
-void mr_rate_refund_tokens(const mr_rate_ticket *ticket, uint64_t tokens);
+void mr_rate_refund_tokens(const mr_rate_ticket *ticket, const mr_rate_limits *limits,
+                           uint64_t tokens);
 
 /* The limiter's work on the link's thread; see mr_redis_hook. */
 uint64_t mr_rate_tick(void *ctx, uint64_t now_ns, bool fresh);

@@ -157,6 +157,28 @@ static void test_rate_limiter_limits_change(void **state)
     mr_rate_limiter_destroy(limiter);
 }
 
+/* A request from before the limits were raised ends: what has come in by the new ones stays. */
+static void test_rate_limiter_an_old_request_ends_by_the_new_limits(void **state)
+{
+    (void)state;
+    mr_rate_limiter *limiter = new_limiter();
+    const mr_rate_limits narrow = {.tokens_per_min = 600, .burst_tokens = 100};
+    const mr_rate_limits wide = {.tokens_per_min = 60000, .burst_tokens = 10000};
+    mr_rate_ticket old, second, third;
+    assert_true(take(limiter, &old, &narrow, 60)->granted);
+    assert_true(take(limiter, &second, &wide, 40)->granted);
+    virtual_now += 5000 * MS; /* 5000 tokens */
+    mr_rate_limiter_finish(&old, 10);
+    assert_true(take(limiter, &third, &wide, 5050)->granted);
+    assert_false(take(limiter, &second, &wide, 1)->granted);
+    /* The other way round nothing is left above the lower burst. */
+    assert_false(take(limiter, &second, &narrow, 101)->granted);
+    mr_rate_limiter_finish(&third, 0);
+    assert_true(take(limiter, &second, &narrow, 100)->granted);
+    assert_false(take(limiter, &third, &narrow, 1)->granted);
+    mr_rate_limiter_destroy(limiter);
+}
+
 static void test_rate_limits_check_names_the_burst(void **state)
 {
     (void)state;
@@ -249,6 +271,7 @@ int main(void)
         cmocka_unit_test(test_rate_limiter_all_or_nothing),
         cmocka_unit_test(test_rate_limiter_requests_at_a_time),
         cmocka_unit_test(test_rate_limiter_limits_change),
+        cmocka_unit_test(test_rate_limiter_an_old_request_ends_by_the_new_limits),
         cmocka_unit_test(test_rate_limits_check_names_the_burst),
         cmocka_unit_test(test_rate_refusal_says_when_to_come_back),
         cmocka_unit_test(test_rate_limiter_random_histories),
