@@ -70,8 +70,8 @@ typedef struct mr_weight_codes {
     const uint8_t *group_of; /* int32 [K], each below the groups; NULL: k / group. Borrowed */
     uint32_t first;          /* line or place of the arrays that is the matrix's output 0 */
     bool centred;            /* every zero is 2^(bits − 1) */
-    bool halves;             /* scales, and scales times zeros, are f16 numbers or round to some
-                                without leaving the normal range */
+    bool halves; /* scales, and scales times zeros, are in the range of f16, where it has
+                    eight digits or the scale is an f16 number itself */
 } mr_weight_codes;
 
 /* Code (row, column) of a matrix; of the E4M3 form its byte. */

@@ -9,6 +9,7 @@
 
 #include <grpc/slice.h>
 #include <grpc/support/time.h>
+#include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -163,6 +164,20 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     if (buffer != NULL) {
         grpc_byte_buffer_destroy(buffer);
     }
+}
+
+mr_status mr_call_unpack(const mr_call *call, const ProtobufCMessageDescriptor *type,
+                         ProtobufCMessage **out, mr_error *err)
+{
+    const mr_server *server = call->queue->server;
+    const uint64_t bytes = call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
+    if (mr_flag_get(&server->ready) && bytes > server->max_message_bytes) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                       "the request has %" PRIu64 " bytes and this server takes %" PRIu64
+                       ": send less, or have max_message_bytes raised",
+                       bytes, server->max_message_bytes);
+    }
+    return mr_codec_unpack(type, call->payload, out, err);
 }
 
 void mr_call_receive(mr_call *call)

@@ -269,6 +269,7 @@ static mr_status start_listening(const addresses *where, const mr_config *config
                       .timeout_ms = config->keepalive_timeout_ms,
                       .min_ping_interval_ms = config->keepalive_min_ping_interval_ms,
                       .permit_without_calls = config->keepalive_permit_without_calls},
+        .max_message_bytes = config->max_message_bytes,
         .reflection = config->reflection_enable,
         .admin = config->admin_enable,
         .tenants = &config->tenants,

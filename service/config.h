@@ -52,6 +52,7 @@ typedef struct mr_config {
     char log_format[8];          /* logfmt | json */
     bool admin_enable;
     bool reflection_enable;
+    uint64_t max_message_bytes; /* 0: by max_seq_length */
     uint32_t keepalive_time_ms;
     uint32_t keepalive_timeout_ms;
     uint32_t keepalive_min_ping_interval_ms;

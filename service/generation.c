@@ -31,6 +31,7 @@ typedef enum field_id {
     FIELD_MAX_TOKENS,
     FIELD_MIN_TOKENS,
     FIELD_TOP_LOGPROBS,
+    FIELD_LOGPROBS_MODE,
     FIELD_N,
     FIELD_BEAM_WIDTH,
     FIELD_LENGTH_PENALTY,
@@ -61,6 +62,7 @@ static const struct {
                                  "--frequency-penalty"},
     [FIELD_MAX_TOKENS] = {"stopping.max_tokens", "max_tokens", "--max-tokens"},
     [FIELD_MIN_TOKENS] = {"stopping.min_tokens", "min_tokens", "--min-tokens"},
+    [FIELD_LOGPROBS_MODE] = {"output.logprobs_mode", "logprobs_mode", "--logprobs-mode"},
     [FIELD_TOP_LOGPROBS] = {"output.top_logprobs", "logprobs", "--logprobs"},
     [FIELD_N] = {"sampling.n", "n", "--n"},
     [FIELD_BEAM_WIDTH] = {"sampling.beam_width", "beam_width", "--beam-width"},
@@ -208,6 +210,23 @@ static mr_status check_choices(const check *c, const mr_generation_ask *ask, mr_
     return MR_OK;
 }
 
+/* A search knows the distribution that it ran on, and no other. */
+static mr_status check_beam_logprobs(const check *c, const mr_generation_ask *ask,
+                                     const mr_request_params *params)
+{
+    const bool changed = ask->n_bias > 0 || params->min_tokens > 0 ||
+                         params->repetition_penalty != 1.0f || params->presence_penalty != 0.0f ||
+                         params->frequency_penalty != 0.0f;
+    if (params->beam_width == 1 || !ask->logprobs || ask->logprobs_processed || !changed) {
+        return MR_OK;
+    }
+    const char *name = field_name(FIELD_LOGPROBS_MODE, c->surface);
+    return mr_fail_field(c->err, MR_INVALID_ARGUMENT, name,
+                         "%s is RAW: beam search with a bias, penalties or minimum gives "
+                         "log-probabilities after those; ask for PROCESSED",
+                         name);
+}
+
 static mr_status check_list(const check *c, field_id id, size_t count, size_t limit)
 {
     if (count <= limit) {
@@ -341,6 +360,7 @@ mr_status mr_generation_check(const mr_generation_ask *ask, mr_surface surface,
     MR_TRY(check_logprobs(&c, ask, out));
     MR_TRY(check_choices(&c, ask, out));
     MR_TRY(check_bias(&c, ask));
+    MR_TRY(check_beam_logprobs(&c, ask, out));
     MR_TRY(check_stops(&c, ask, out));
     MR_TRY(check_cache_salt(&c, ask));
     if (!ask->has_seed) {

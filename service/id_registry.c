@@ -17,23 +17,23 @@ void mr_id_registry_deinit(mr_id_registry *registry)
 }
 
 /* Under the mutex. */
-static mr_request *find(const mr_id_registry *registry, uint32_t tenant, const char *id)
+static mr_request *find(const mr_id_registry *registry, const char *tenant, const char *id)
 {
     for (const mr_id_claim *claim = registry->first; claim != NULL; claim = claim->next) {
-        if (claim->request->tenant == tenant && strcmp(claim->request->id, id) == 0) {
+        if (strcmp(claim->tenant, tenant) == 0 && strcmp(claim->request->id, id) == 0) {
             return claim->request;
         }
     }
     return NULL;
 }
 
-mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim, mr_request *request,
-                               mr_error *err)
+mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim, const char *tenant,
+                               mr_request *request, mr_error *err)
 {
     pthread_mutex_lock(&registry->mutex);
-    const bool taken = find(registry, request->tenant, request->id) != NULL;
+    const bool taken = find(registry, tenant, request->id) != NULL;
     if (!taken) {
-        *claim = (mr_id_claim){.request = request, .next = registry->first};
+        *claim = (mr_id_claim){.request = request, .tenant = tenant, .next = registry->first};
         if (registry->first != NULL) {
             registry->first->prev = claim;
         }
@@ -49,7 +49,7 @@ mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim, mr_
     return MR_OK;
 }
 
-mr_request *mr_id_registry_find(mr_id_registry *registry, uint32_t tenant, const char *id)
+mr_request *mr_id_registry_find(mr_id_registry *registry, const char *tenant, const char *id)
 {
     pthread_mutex_lock(&registry->mutex);
     mr_request *request = find(registry, tenant, id);

@@ -1,5 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The running requests by tenant and id: no two of a tenant are alike. Any thread. */
+/* The running requests by tenant and id: no two of a tenant are alike. Tenants are told apart by
+ * their names, since one may have the index of another that is gone, whose requests still run. Any
+ * thread. */
 #ifndef MILLRACE_SERVICE_ID_REGISTRY_H
 #define MILLRACE_SERVICE_ID_REGISTRY_H
 
@@ -13,6 +15,7 @@
 /* Part of what is registered. Zero-initialised is valid: not registered. */
 typedef struct mr_id_claim {
     mr_request *request; /* borrows until dropped; NULL: not registered */
+    const char *tenant;  /* borrows until dropped */
     struct mr_id_claim *prev;
     struct mr_id_claim *next;
 } mr_id_claim;
@@ -25,11 +28,11 @@ typedef struct mr_id_registry {
 
 void mr_id_registry_init(mr_id_registry *registry);
 void mr_id_registry_deinit(mr_id_registry *registry);
-/* ALREADY_EXISTS, naming request_id, while another claim holds the id for the request's tenant. */
+/* ALREADY_EXISTS, naming request_id, while another claim holds the id for the tenant. */
 MR_MUST_USE mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim,
-                                           mr_request *request, mr_error *err);
+                                           const char *tenant, mr_request *request, mr_error *err);
 /* The tenant's request with this id, NULL if there is none. Gives a reference. */
-mr_request *mr_id_registry_find(mr_id_registry *registry, uint32_t tenant, const char *id);
+mr_request *mr_id_registry_find(mr_id_registry *registry, const char *tenant, const char *id);
 /* Until nothing is registered or CLOCK_MONOTONIC passes `until_ns`. One thread at a time. */
 void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns);
 /* Idempotent. */

@@ -111,15 +111,17 @@ struct mr_server {
     int port;
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
-    uint32_t n_queues;        /* with a completion queue */
-    uint32_t n_threads;       /* with a thread */
-    uint64_t boot;            /* random: makes request ids unique over restarts */
-    mr_id_registry ids;       /* of running requests */
-    mr_runtime *runtime;      /* borrows; read it after `ready` only */
-    mr_exec_memory memory;    /* of the runtime */
-    mr_tenant_place tenants;  /* who may call */
-    mr_sharing *sharing;      /* borrows; read it after `ready` only, as the limiter */
-    mr_rate_limiter *limiter; /* borrows, of `sharing` */
+    uint32_t n_queues;          /* with a completion queue */
+    uint32_t n_threads;         /* with a thread */
+    uint64_t boot;              /* random: makes request ids unique over restarts */
+    mr_id_registry ids;         /* of running requests */
+    mr_runtime *runtime;        /* borrows; read it after `ready` only */
+    mr_exec_memory memory;      /* of the runtime */
+    uint64_t max_message_bytes; /* of a request; read it after `ready` only */
+    bool max_message_auto;      /* it follows the runtime's max_seq_length */
+    mr_tenant_place tenants;    /* who may call */
+    mr_sharing *sharing;        /* borrows; read it after `ready` only, as the limiter */
+    mr_rate_limiter *limiter;   /* borrows, of `sharing` */
     mr_metrics metrics;
     bool reflection; /* served */
     bool admin;      /* served */

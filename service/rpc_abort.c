@@ -5,7 +5,7 @@
 #include "service/proto_request.h"
 
 /* The stream learns of it through its own events, so it does not matter which thread it has. */
-static bool cancel(mr_server *server, uint32_t tenant, const char *id)
+static bool cancel(mr_server *server, const char *tenant, const char *id)
 {
     mr_request *request = mr_id_registry_find(&server->ids, tenant, id);
     if (request == NULL) {
@@ -20,7 +20,7 @@ static mr_status abort_request(mr_call *call, bool *found, mr_error *err)
 {
     mr_server *server = call->queue->server;
     ProtobufCMessage *message = NULL;
-    MR_TRY(mr_codec_unpack(&millrace__v1__abort_request__descriptor, call->payload, &message, err));
+    MR_TRY(mr_call_unpack(call, &millrace__v1__abort_request__descriptor, &message, err));
     const Millrace__V1__AbortRequest *asked = (const Millrace__V1__AbortRequest *)message;
     char id[MR_REQUEST_ID_MAX + 1];
     mr_status status = mr_proto_id_read(&asked->request_id, id, err);
@@ -30,7 +30,7 @@ static mr_status abort_request(mr_call *call, bool *found, mr_error *err)
     }
     /* While it drains, what runs can still be ended; before it is ready nothing runs. */
     if (status == MR_OK) {
-        *found = mr_flag_get(&server->ready) && cancel(server, call->tenant, id);
+        *found = mr_flag_get(&server->ready) && cancel(server, mr_call_tenant(call)->name, id);
     }
     mr_codec_free(message);
     return status;

@@ -238,7 +238,8 @@ static mr_status create_request(generation *gen, mr_proto_request *asked, mr_err
     }
     MR_TRY(mr_request_create(&spec, &gen->request, err));
     asked->lists.stop = NULL;
-    return mr_id_registry_claim(&queue->server->ids, &gen->id, gen->request, err);
+    return mr_id_registry_claim(&queue->server->ids, &gen->id, mr_call_tenant(gen->call)->name,
+                                gen->request, err);
 }
 
 static mr_status check_priority(const generation *gen, const mr_proto_request *asked, mr_error *err)
@@ -359,9 +360,10 @@ static mr_status start(generation *gen, mr_error *err)
     mr_runtime *runtime = NULL;
     MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
     ProtobufCMessage *message = NULL;
-    MR_TRY(mr_codec_unpack(gen->unary ? &millrace__v1__generate_unary_request__descriptor
-                                      : &millrace__v1__generate_request__descriptor,
-                           call->payload, &message, err));
+    MR_TRY(mr_call_unpack(call,
+                          gen->unary ? &millrace__v1__generate_unary_request__descriptor
+                                     : &millrace__v1__generate_request__descriptor,
+                          &message, err));
     mr_call_drop_payload(call);
     const Millrace__V1__GenerateRequest *request =
         gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request

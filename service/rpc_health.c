@@ -30,8 +30,8 @@ static serving_status status_now(mr_server *server)
 static mr_status read_request(mr_call *call, bool *known, mr_error *err)
 {
     ProtobufCMessage *message = NULL;
-    MR_TRY(mr_codec_unpack(&grpc__health__v1__health_check_request__descriptor, call->payload,
-                           &message, err));
+    MR_TRY(
+        mr_call_unpack(call, &grpc__health__v1__health_check_request__descriptor, &message, err));
     const ProtobufCBinaryData *service =
         &((Grpc__Health__V1__HealthCheckRequest *)message)->service;
     const mr_server *server = call->queue->server;

@@ -218,8 +218,8 @@ static mr_status read_request(mr_call *call, ProtobufCMessage **out, mr_error *e
         return mr_fail(err, MR_INVALID_ARGUMENT, "a reflection request has at most %u bytes",
                        MAX_REQUEST_BYTES);
     }
-    MR_TRY(mr_codec_unpack(&grpc__reflection__v1__server_reflection_request__descriptor,
-                           call->payload, out, err));
+    MR_TRY(mr_call_unpack(call, &grpc__reflection__v1__server_reflection_request__descriptor, out,
+                          err));
     if (!has_text((reflection_request *)*out)) {
         mr_codec_free(*out);
         return mr_fail(err, MR_INVALID_ARGUMENT, "a name in the reflection request is not UTF-8");

@@ -59,7 +59,7 @@ static mr_status open_call(mr_call *call, const ProtobufCMessageDescriptor *type
     MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
     *model = mr_runtime_model(runtime);
     MR_TRY(need_tokenizer(*model, err));
-    return mr_codec_unpack(type, call->payload, message, err);
+    return mr_call_unpack(call, type, message, err);
 }
 
 static bool parses_special(const Millrace__V1__TokenizeRequest *asked)

@@ -23,7 +23,11 @@
 #define MAX_STREAMS 2048
 /* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
  * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
-#define MAX_RECEIVE_BYTES (32 << 20)
+/* A request's size limit where none is set (G2). Prompts of ids take up to five bytes a token, text
+ * a few, chats and lists somewhat more. */
+#define MESSAGE_BYTES_A_TOKEN UINT64_C(64)
+#define MESSAGE_BYTES_LEAST   (UINT64_C(16) << 20)
+#define MESSAGE_BYTES_MOST    (UINT64_C(64) << 20)
 /* Calls that may arrive at once, a queue and method, before gRPC has to wait for the queue. */
 #define EXPECTED_CALLS 4
 /* Whose stream has just ended may call again at once. gRPC gives CANCELLED to calls that meet its
@@ -208,14 +212,17 @@ static void on_grpc_log(gpr_log_func_args *args)
                   args->message, NULL);
 }
 
-static void create_grpc(mr_server *server, const mr_keepalive *keepalive)
+static void create_grpc(mr_server *server, const mr_server_options *options)
 {
+    const mr_keepalive *keepalive = &options->keepalive;
+    server->max_message_bytes =
+        options->max_message_bytes > 0 ? options->max_message_bytes : MESSAGE_BYTES_MOST;
     struct {
         const char *key;
         int value;
     } const settings[] = {
         {GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_STREAMS},
-        {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, MAX_RECEIVE_BYTES},
+        {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)server->max_message_bytes},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
         {GRPC_ARG_KEEPALIVE_TIME_MS, (int)keepalive->time_ms},
         {GRPC_ARG_KEEPALIVE_TIMEOUT_MS, (int)keepalive->timeout_ms},
@@ -304,7 +311,8 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     server->reflection = options->reflection;
     server->admin = options->admin;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
-    create_grpc(server, &options->keepalive);
+    server->max_message_auto = options->max_message_bytes == 0;
+    create_grpc(server, options);
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
         create_queue(server, &server->queues[i]);
     }
@@ -317,6 +325,11 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     mr_status status = bind_port(server, options->listen, err);
     if (status == MR_OK) {
         status = start_threads(server, err);
+    }
+    if (status == MR_RESOURCE_EXHAUSTED) {
+        /* Not destroyed: gRPC may lack threads too, and would wait for them for ever. The program
+         * is about to end. */
+        return status;
     }
     if (status != MR_OK) {
         mr_server_destroy(server);
@@ -346,6 +359,11 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *s
     server->limiter = mr_sharing_limiter(sharing);
     const mr_exec *exec = mr_runtime_exec(runtime);
     exec->vt->memory(exec, &server->memory);
+    if (server->max_message_auto) {
+        const uint64_t wanted = MESSAGE_BYTES_A_TOKEN * mr_runtime_config(runtime)->max_seq_length;
+        const uint64_t least = wanted > MESSAGE_BYTES_LEAST ? wanted : MESSAGE_BYTES_LEAST;
+        server->max_message_bytes = least < MESSAGE_BYTES_MOST ? least : MESSAGE_BYTES_MOST;
+    }
     mr_flag_set(&server->ready);
     tick_all(server);
 }

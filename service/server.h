@@ -24,9 +24,10 @@ typedef struct mr_keepalive {
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
     mr_keepalive keepalive;
-    bool reflection;           /* serves grpc.reflection */
-    bool admin;                /* serves AdminService */
-    const mr_tenants *tenants; /* copied; checked */
+    uint64_t max_message_bytes; /* of a request; 0: 64 a token of max_seq_length, at least 16 MiB */
+    bool reflection;            /* serves grpc.reflection */
+    bool admin;                 /* serves AdminService */
+    const mr_tenants *tenants;  /* copied; checked */
 } mr_server_options;
 
 /* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)

@@ -20,9 +20,12 @@ def lack(what):
 
 try:
     import helm_python as helm
+    import jsonschema  # noqa: F401
+    import kubernetes_validate.utils  # noqa: F401
+    import spdx_tools  # noqa: F401
     import yaml
-except ImportError:
-    lack("helm-python-sdk and PyYAML are missing: scripts/test installs tests/requirements-chart.txt")
+except ImportError as error:
+    lack(f"{error}: scripts/test installs tests/requirements-chart.txt")
 
 helm.disable_logging()  # lint reports every fail() that it passes over
 

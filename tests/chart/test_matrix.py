@@ -3,13 +3,10 @@
 import functools
 import re
 
-import jsonschema
-import kubernetes_validate
 import pytest
-import yaml
-from kubernetes_validate import utils
 
-from charts import CHART, PVC, REPOSITORY, SETS, Rendered, helm, load, merged, refusal
+from charts import (CHART, PVC, REPOSITORY, SETS, Rendered, helm, jsonschema, kubernetes_validate, load, merged,
+                    refusal, yaml)
 from custom_kinds import SCHEMAS
 
 OLDEST = "1.30.0"  # as Chart.yaml says
@@ -19,7 +16,8 @@ README = (CHART / "README.md").read_text()
 EXAMPLES = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", README, re.S)]
 
 # One set of definitions is 4 MB of JSON: read it once.
-utils.schema_contents = functools.lru_cache(maxsize=None)(utils.schema_contents)
+kubernetes_validate.utils.schema_contents = functools.lru_cache(maxsize=None)(
+    kubernetes_validate.utils.schema_contents)
 
 
 def check(document, version):

@@ -5,10 +5,7 @@ import re
 import shutil
 import subprocess
 
-import pytest
-import yaml
-
-from charts import CHART, PVC, REPOSITORY, Rendered, lack
+from charts import CHART, PVC, REPOSITORY, Rendered, lack, yaml
 from dashboards import DASHBOARD, panels, queries
 
 ALERTS = CHART / "files" / "alerts.yaml"

@@ -5,10 +5,9 @@ import os
 import subprocess
 import sys
 
-import jsonschema
 import pytest
 
-from charts import CHART, PVC, REPOSITORY, SETS, Rendered, lack, load, refusal
+from charts import CHART, PVC, REPOSITORY, SETS, Rendered, jsonschema, lack, load, refusal
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "tools"))
 import make_chart_schema  # noqa: E402
@@ -133,3 +132,8 @@ def test_what_the_program_lacks_is_no_value():
     for name, value in [("tls", {"certificate": "a"}), ("adapters", ["a"]), ("drain", {"timeout_ms": 1}),
                         ("kv_cache_dtype", "fp8"), ("tensor_parallel_size", 2)]:
         assert name in refusal(PVC, {"config": {name: value}})
+
+
+def test_two_forms_at_once_are_refused():
+    run = subprocess.run([PROGRAM, "config", "--schema", "--markdown"], capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and "--markdown and --schema" in run.stderr and not run.stdout

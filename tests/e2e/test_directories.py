@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Hugging Face model directories on the command line and over gRPC: ids in, ids out."""
 import array
+import concurrent.futures
 import json
 import math
 import os
@@ -11,7 +12,8 @@ import subprocess
 import grpc
 import pytest
 
-from serving import CALL_S, Server, failure, generate, greedy
+from metrics import Scrape
+from serving import CALL_S, Server, choices, failure, generate, greedy
 from stubs import REPOSITORY, pb
 
 DATA = REPOSITORY / "tests" / "data"
@@ -140,6 +142,54 @@ def test_prefixes_are_shared_between_prompts_of_the_same_rotary_positions(millra
     for row, line in zip(got, asked):
         alone = json.loads(output(millrace_bin, "generate", "--model", model, "--jsonl", *settings, stdin=line))
         assert alone["logprobs"] == row["logprobs"]
+
+
+def test_prefixes_with_dynamic_rotary_positions_belong_to_a_length(millrace_bin, tmp_path):
+    """Blocks of 8: above the trained 32 tokens a prompt's frequencies are those of its own length."""
+    config = {**CONFIG, "max_position_embeddings": 32, "rope_scaling": {"rope_type": "dynamic", "factor": 4.0}}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    ids = [7 + 11 * i % 500 for i in range(48)]
+    asked = [json.dumps({"prompt_ids": ids[:length], "temperature": 0, "max_tokens": 4, "logprobs": 1}) + "\n"
+             for length in (26, 32, 33, 40, 40, 34)]
+    settings = ["--set", "load_format=random", "--set", "compute=f32", "--set", "block_size=8", "--set", "max_batch_size=1"]
+    got = [json.loads(line) for line in
+           output(millrace_bin, "generate", "--model", tmp_path, "--jsonl", *settings, stdin="".join(asked)).splitlines()]
+    assert [row["cached_tokens"] for row in got] == [0, 24, 0, 0, 32, 0]
+    for row, line in zip(got, asked):
+        alone = json.loads(output(millrace_bin, "generate", "--model", tmp_path, "--jsonl", *settings, "--set",
+                                  "enable_prefix_caching=false", stdin=line))
+        assert alone["logprobs"] == row["logprobs"]
+
+
+# Bytes of a token's keys and values in 3 layers, by type.
+TOGETHER = {"mistral-window": {"bf16": 3 * 2 * 2 * 32, "int8": 3 * 2 * 2 * 18},
+            "phi3-longrope": {"bf16": 3 * 2 * 2 * 32, "int8": 3 * 2 * 2 * 18},
+            "qwen3": {"bf16": 3 * 2 * 2 * 64, "int8": 3 * 2 * 2 * 34}, "opt": {"bf16": 3 * 2 * 4 * 32, "int8": 3 * 2 * 4 * 18}}
+
+
+@pytest.mark.parametrize("dtype, caching", [("bf16", "false"), ("int8", "true")])
+@pytest.mark.parametrize("name", SMALL)
+def test_small_models_give_in_company_what_they_give_alone(millrace_bin, tmp_path, name, dtype, caching):
+    """Greedy, drawn, several choices and beams, past windows and trained contexts, with too few blocks for all."""
+    ids = json.loads((DATA / "architectures" / name / "expected.json").read_text())["prompt_ids"]
+    samplings = [{"temperature": 0}, {"temperature": 0.9, "seed": "3", "n": 3}, {"beamWidth": 3, "n": 2},
+                 {"temperature": 1, "seed": "4"}]
+    asked = [greedy(50, tokens={"ids": ids[:length]}, sampling=samplings[i % 4],
+                    output={"logprobs": True}) for i, length in enumerate([16, 24, 30, 31, 32, 33, 34, 40])]
+
+    def answer(stub, one):
+        return [(choice.ids, [token.SerializeToString() for token in choice.tokens])
+                for choice in choices(generate(stub, one))]
+    block = 8 * TOGETHER[name][dtype]
+    settings = ["block_size=8", "threads=1", "max_seq_length=128", "max_batch_tokens=24", f"kv_cache_dtype={dtype}",
+                f"kv_cache_memory={41 * block}", f"kv_host_memory={60 * block}", f"enable_prefix_caching={caching}"]
+    with Server(millrace_bin, bare_copy(name, tmp_path), *settings, metrics=True) as server:
+        alone = [answer(server.stub, one) for one in asked]
+        assert Scrape(server.metrics).value("millrace_preemptions_total") == 0
+        with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
+            together = list(pool.map(lambda one: answer(server.stub, one), asked))
+        assert Scrape(server.metrics).value("millrace_preemptions_total") > 0
+    assert together == alone
 
 
 def test_text_without_a_tokenizer_says_what_is_missing(millrace_bin, tmp_path):

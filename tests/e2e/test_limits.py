@@ -441,3 +441,24 @@ def test_limits_are_reloaded(millrace_bin, model_path, tmp_path):
         asked = pb.GenerateUnaryRequest(request=short())
         server.stub.GenerateUnary(asked, metadata=bearer(FREE_KEY), timeout=CALL_S)
         assert len(stream.join().ids) == 400
+
+
+def test_requests_from_before_the_tenants_are_nobodys(millrace_bin, model_path, tmp_path):
+    """An open server gets tenants: the first one has the index of everybody, and reaches nothing of theirs."""
+    path = tmp_path / "millrace.yaml"
+    path.write_text("max_batch_size: 8\n")
+    with start(millrace_bin, model_path, config=path, metrics=True) as server:
+        asked = greedy(400, text=PROMPT, requestId="one")
+        before = server.stub.Generate(asked, timeout=CALL_S)
+        next(before)
+        path.write_text("max_batch_size: 8\n" + tenants().replace("tenants=", "tenants: ") + "\n")
+        server.process.send_signal(signal.SIGHUP)
+        wait_until(lambda: "settings are reloaded" in server.log, "the log says so")
+        assert not server.stub.Abort(pb.AbortRequest(request_id="one")).found
+        mine = server.stub.Generate(asked, timeout=CALL_S)
+        next(mine)
+        assert server.stub.Abort(pb.AbortRequest(request_id="one")).found
+        with pytest.raises(grpc.RpcError) as caught:
+            list(mine)
+        assert caught.value.code() == grpc.StatusCode.CANCELLED
+        assert sum(len(chunk.tokens) for message in before for chunk in message.chunks) > 300

@@ -2,6 +2,7 @@
 """Model information, health, cancellation, overload and shutdown of a server."""
 import concurrent.futures
 import random
+import re
 import subprocess
 import threading
 import time
@@ -10,6 +11,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from metrics import Scrape
 from serving import CALL_S, Server, check_retry, failure, generate, greedy
 from stubs import pb, pb_grpc
 
@@ -64,7 +66,7 @@ def test_health_from_loading_to_shutdown_H3(millrace_bin, model_path):
 @pytest.fixture(scope="module")
 def small_server(millrace_bin, model_path):
     """A pool that holds two long requests at most."""
-    with Server(millrace_bin, model_path, "max_seq_length=256", "kv_cache_memory=12MiB") as running:
+    with Server(millrace_bin, model_path, "max_seq_length=256", "kv_cache_memory=12MiB", metrics=True) as running:
         yield running
 
 
@@ -110,12 +112,26 @@ def test_blocks_are_free_after_the_client_left_C1_C6_C7(small_server, leave):
     assert answer.ids[:24] == generate(small_server.stub, greedy(24, tokens={"ids": list(range(100, 200))})).ids
 
 
-def test_over_commitment_ends_every_request_M1(small_server):
-    """Three times what the pool holds."""
-    asked = [greedy(200, text=f"Story {index}:") for index in range(8)]
+def test_over_commitment_ends_every_request_M1_M5(small_server):
+    """Three times what the pool holds; each preemption has a line that says whose it was and what it cost."""
+    names = ("millrace_preemptions_total", "millrace_preempted_tokens_total")
+    before = [Scrape(small_server.metrics).value(name) for name in names]
+    ids = [f"story-{index}" for index in range(8)]
+    asked = [greedy(200, text=f"Story {index}:", requestId=id) for index, id in enumerate(ids)]
     with concurrent.futures.ThreadPoolExecutor(len(asked)) as pool:
         answers = list(pool.map(lambda one: generate(small_server.stub, one), asked))
     assert [len(answer.ids) for answer in answers] == [200] * len(asked)
+    after = [Scrape(small_server.metrics).value(name) for name in names]
+    preemptions, lost = (now - was for now, was in zip(after, before))
+    assert preemptions > 0
+    line = re.compile(r'msg="preempted" request_id="(story-\d)" .*tokens_lost=(\d+) .*preemptions=(\d+) '
+                      r'kv_blocks_before=(\d+) kv_blocks_after=(\d+) kv_blocks_total=(\d+)')
+    found = [line.search(one) for one in small_server.log.splitlines() if "story-" in one and '"preempted"' in one]
+    assert len(found) == preemptions and sum(int(one[2]) for one in found) == lost
+    for one in found:
+        assert int(one[5]) < int(one[4]) <= int(one[6])
+        assert int(one[2]) <= 16 * (int(one[4]) - int(one[5]))
+    assert {one[1] for one in found} <= set(ids) and max(int(one[3]) for one in found) <= 3
 
 
 def test_full_queue_is_refused_with_a_retry_time(millrace_bin, model_path):

@@ -78,7 +78,8 @@ def test_score_of_what_the_packages_wrote(millrace_bin, name, tmp_path):
 def test_inspect_says_how_a_directory_is_quantised(millrace_bin):
     got = json.loads(output(millrace_bin, "inspect", GPTQ, "--json"))
     assert got["quantization"] == "gptq int4 g32" and "kv_scales" not in got
-    assert {"name": "model.layers.0.mlp.up_proj.g_idx", "type": "I32", "shape": [64], "bytes": 256} in got["tensors"]
+    order = next(tensor for tensor in got["tensors"] if tensor["name"] == "model.layers.0.mlp.up_proj.g_idx")
+    assert order["type"] == "I32" and order["shape"] == [64]
 
 
 def test_the_other_gptq_format_is_refused_with_the_way_out_Q1(millrace_bin, tmp_path):

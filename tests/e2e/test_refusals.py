@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.protobuf import json_format
 
-from serving import CALL_S, Answer, failure, generate, greedy, request
+from serving import CALL_S, Answer, Server, failure, generate, greedy, request
 from stubs import REPOSITORY, pb, pb_grpc
 
 GENERATE = "/millrace.v1.InferenceService/Generate"
@@ -261,11 +261,21 @@ def test_messages_that_swell_when_decoded_F5(server, stub):
 
 def test_message_limits_G2(server, stub):
     """16 MiB is taken in, and refused for what it says; over the limit it is refused by its size."""
-    error = raw_call(server, field(4, field(1, b"\x07" * (16 << 20))))
+    error = raw_call(server, field(4, field(1, b"\x07" * ((16 << 20) - 64))))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and error.details().startswith("tokens.ids")
-    error = raw_call(server, field(3, b"a" * (64 << 20)))
-    assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
+    for size in (16 << 20, 64 << 20):
+        error = raw_call(server, field(3, b"a" * size))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and re.search(r"\d{8}", error.details())
+    error = raw_call(server, field(3, b"a" * (16 << 20)))
+    assert "16777216" in error.details() and "max_message_bytes" in error.details()
     assert generate(stub, greedy(1, text=PROMPT)).ids
+
+
+def test_message_limit_is_configured_G2(millrace_bin, model_path):
+    with Server(millrace_bin, model_path, "max_seq_length=256", "max_message_bytes=64KiB") as small:
+        error = raw_call(small, field(3, b"a" * (64 << 10)))
+        assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED and "65536" in error.details()
+        assert generate(small.stub, greedy(1, text=PROMPT)).ids
 
 
 def test_unknown_method_names_the_known_ones_G4(server):

@@ -217,6 +217,14 @@ static void test_redis_limits_bad_cost_mints_nothing_E4(void **state)
     assert_int_equal(a.ticket.decision.mode, MR_RATE_CLOSED);
     assert_true(field(&b, b.tokens, "n") == level);
     assert_true(fabs(level - 40) < 0.5);
+    /* Nor does more come back than a bucket could have given. */
+    asked held;
+    assert_true(take(&b.replicas[0], &held, &limits, 30)->granted);
+    const double rest = field(&b, b.tokens, "n");
+    held.ticket.limits.burst_tokens = 20;
+    mr_rate_limiter_finish(&held.ticket, 0);
+    run_raw(&b.replicas[0], &a, &limits, 0); /* behind it */
+    assert_true(field(&b, b.tokens, "n") == rest);
     close_bench(&b);
 }
 
@@ -242,6 +250,16 @@ static void test_redis_limits_refill_never_goes_back_E2(void **state)
     }
     assert_int_equal(granted, 3);
     assert_string_equal(redis_server_ask(&b.server, "HGET", b.requests, "t", NULL), later);
+    /* Nor does a refund move it. */
+    const mr_rate_limits tokens = {.tokens_per_min = 60000, .burst_tokens = 10000};
+    asked held;
+    assert_true(take(&b.replicas[0], &held, &tokens, 5000)->granted);
+    redis_server_ask(&b.server, "HSET", b.tokens, "t", later);
+    redis_server_ask(&b.server, "HSET", b.tokens, "n", "0");
+    mr_rate_limiter_finish(&held.ticket, 4900);
+    assert_true(take(&b.replicas[0], &a, &tokens, 100)->granted); /* behind the refund */
+    assert_false(take(&b.replicas[0], &a, &tokens, 1)->granted);
+    assert_string_equal(redis_server_ask(&b.server, "HGET", b.tokens, "t", NULL), later);
     close_bench(&b);
 }
 
@@ -302,6 +320,29 @@ static void test_redis_limits_leases_survive_a_restart(void **state)
     mr_rate_limiter_finish(&first.ticket, 1);
     mr_rate_limiter_finish(&second.ticket, 1);
     assert_true(take(&b.replicas[0], &third, &limits, 1)->granted);
+    close_bench(&b);
+}
+
+/* While a request runs its lease is renewed, every ten seconds: also one that somebody removed. */
+static void test_redis_limits_leases_are_renewed(void **state)
+{
+    (void)state;
+    static bench b;
+    if (!open_bench(&b, MR_RATE_CLOSED, 5000)) {
+        skip();
+    }
+    const mr_rate_limits limits = {.max_concurrent = 1};
+    asked held, a;
+    assert_true(take(&b.replicas[0], &held, &limits, 1)->granted);
+    redis_server_ask(&b.server, "DEL", b.leases, NULL, NULL);
+    const char *count = "0";
+    for (int turn = 0; turn < 2 * WAIT_TURNS && strcmp(count, "0") == 0; turn++) {
+        pause_ms(5);
+        count = redis_server_ask(&b.server, "ZCARD", b.leases, NULL, NULL);
+    }
+    assert_string_equal(count, "1");
+    assert_int_equal(take(&b.replicas[1], &a, &limits, 1)->short_of, MR_RATE_CONCURRENT);
+    mr_rate_limiter_finish(&held.ticket, 1);
     close_bench(&b);
 }
 
@@ -459,6 +500,7 @@ int main(void)
         cmocka_unit_test(test_redis_limits_refill_never_goes_back_E2),
         cmocka_unit_test(test_redis_limits_leases_across_replicas),
         cmocka_unit_test(test_redis_limits_leases_survive_a_restart),
+        cmocka_unit_test(test_redis_limits_leases_are_renewed),
         cmocka_unit_test(test_redis_limits_script_is_the_process_bucket),
         cmocka_unit_test(test_redis_limits_down_by_mode_E3),
         cmocka_unit_test(test_redis_limits_stalled_decides_and_undoes_E3),

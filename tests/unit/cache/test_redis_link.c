@@ -274,7 +274,7 @@ static void test_redis_link_disconnect_ends_all_once_E5(void **state)
 
 /* Redis stands still: commands run out of time, the circuit opens, and closes once Redis answers.
  */
-static void test_redis_link_stalled_E3(void **state)
+static void test_redis_link_stalled_E3_E5(void **state)
 {
     (void)state;
     bench b;
@@ -305,6 +305,10 @@ static void test_redis_link_stalled_E3(void **state)
     assert_true(mr_redis_link_submit(b.link, &p.command));
     assert_ends(&p, MR_OK);
     assert_string_equal(p.text, "4");
+    for (int i = 0; i < 3; i++) { /* nor have they ended a second time (E5) */
+        assert_int_equal(ends_of(&probes[i]), 1);
+        assert_int_equal(probes[i].replies, 0);
+    }
     close_bench(&b);
 }
 
@@ -418,7 +422,7 @@ int main(void)
         cmocka_unit_test(test_redis_link_logs_in),
         cmocka_unit_test(test_redis_link_takes_nothing_while_down),
         cmocka_unit_test(test_redis_link_disconnect_ends_all_once_E5),
-        cmocka_unit_test(test_redis_link_stalled_E3),
+        cmocka_unit_test(test_redis_link_stalled_E3_E5),
         cmocka_unit_test(test_redis_link_silent_connection_is_given_up),
         cmocka_unit_test(test_redis_link_loads_scripts_once_E5),
         cmocka_unit_test(test_redis_link_bounds_what_waits),

@@ -327,6 +327,65 @@ static void test_redis_store_dead_replica_has_no_claim_X5(void **state)
     redis_server_end(&server);
 }
 
+/* What still waited to be claimed when the cache was reset is claimed no more: under the new epoch
+ * it would be believed. */
+static void test_redis_store_reset_forgets_what_waits_X5(void **state)
+{
+    (void)state;
+    redis_server server;
+    if (!redis_server_start(&server, NULL)) {
+        skip();
+    }
+    replica one;
+    open_replica(&one, &server, "one");
+    redis_server_kill(&server);
+    while (mr_redis_link_available(one.link)) {
+        pause_ms(1);
+    }
+    mr_metadata_store_publish(one.store, chain(), 5);
+    mr_metadata_store_reset(one.store);
+    mr_metadata_store_publish(one.store, block(5), 1);
+    redis_server_restart(&server);
+    for (int turn = 0; turn < WAIT_TURNS; turn++) {
+        if (strcmp(redis_server_ask(&server, "EXISTS",
+                                    "millrace:1:px:06060606060606060606060606060606", NULL, NULL),
+                   "1") == 0) {
+            break;
+        }
+        pause_ms(5);
+    }
+    assert_string_equal(redis_server_ask(&server, "KEYS", "millrace:1:px:*", NULL, NULL),
+                        "millrace:1:px:06060606060606060606060606060606");
+    close_replica(&one);
+    redis_server_end(&server);
+}
+
+/* The record has an end, which moves on while the replica lives. */
+static void test_redis_store_refreshes_its_record_X5(void **state)
+{
+    (void)state;
+    redis_server server;
+    if (!redis_server_start(&server, NULL)) {
+        skip();
+    }
+    replica one;
+    open_replica(&one, &server, "one");
+    for (int refresh = 0; refresh < 2; refresh++) {
+        for (int turn = 0; turn < WAIT_TURNS; turn++) {
+            if (strcmp(redis_server_ask(&server, "EXISTS", "millrace:1:replica:one", NULL, NULL),
+                       "1") == 0) {
+                break;
+            }
+            pause_ms(5);
+        }
+        const char *left = redis_server_ask(&server, "PTTL", "millrace:1:replica:one", NULL, NULL);
+        assert_true(atoi(left) > 0 && atoi(left) <= (int)MR_STORE_RECORD_MS);
+        redis_server_ask(&server, "DEL", "millrace:1:replica:one", NULL, NULL);
+    }
+    close_replica(&one);
+    redis_server_end(&server);
+}
+
 /* What is claimed while Redis is away goes out when it is back, up to what fits. */
 static void test_redis_store_down_drops_and_counts(void **state)
 {
@@ -396,6 +455,8 @@ int main(void)
         cmocka_unit_test(test_redis_store_replicas_see_each_other),
         cmocka_unit_test(test_redis_store_restart_leaves_no_claim_X5),
         cmocka_unit_test(test_redis_store_dead_replica_has_no_claim_X5),
+        cmocka_unit_test(test_redis_store_reset_forgets_what_waits_X5),
+        cmocka_unit_test(test_redis_store_refreshes_its_record_X5),
         cmocka_unit_test(test_redis_store_down_drops_and_counts),
         cmocka_unit_test(test_redis_store_reads_foreign_values_with_care),
     };

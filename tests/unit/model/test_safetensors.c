@@ -65,6 +65,11 @@ static const fault faults[] = {
      "'a' of shape [2] and type F32"},
     {"{" T("a", "\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,4]") "}",
      4, MR_DATA_LOSS, "does not fit"},
+    /* 2^66 bytes are 0 modulo 2^64 */
+    {"{" T("a", "\"dtype\":\"F32\",\"shape\":[4294967296,4294967296],\"data_offsets\":[0,0]") "}",
+     0, MR_DATA_LOSS, "does not fit"},
+    {"{" T("a", "\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[0,8]") "}", 8, MR_DATA_LOSS,
+     "'a' of shape [1] and type F32 does not fit"},
     {"{" T("a", "\"dtype\":\"F32\",\"shape\":[1],\"data_offsets\":[4,0]") "}", 4, MR_DATA_LOSS,
      "4 to 0 bytes"},
     {"{" A4 "}", 3, MR_DATA_LOSS, "ends at byte 4 of the data, which has 3"},

@@ -312,6 +312,29 @@ static void test_swap_late_write_meets_nobody_C5(void **state)
     rig_close(&r);
 }
 
+/* Swapped out before a reset and in after it: what was computed before is registered no more. */
+static void test_swap_over_a_reset_registers_nothing_old_X4(void **state)
+{
+    (void)state;
+    static const mr_prefix_root root = {.hash = {{0xaa}}, .block_size = 4};
+    const mr_scheduler_options options = rig_options();
+    rig_open_swapping(&p.r, &options, 4, 7, 8);
+    assert_int_equal(mr_block_pool_enable_cache(p.r.pool), MR_OK);
+    p.a = rig_add(&p.r, 3, 13);
+    mr_request_spec spec = {.params = rig_params(16), .prefix = &root};
+    p.b = rig_request_of(&p.r, 3, &spec);
+    rig_submit(&p.r, p.b);
+    while (stats_of(&p.r).swapped_out == 0) {
+        assert_true(rig_step(&p.r, NULL));
+    }
+    assert_true(stats_of(&p.r).prefix_blocks > 0);
+    mr_scheduler_reset_prefix_cache(p.r.scheduler, 0);
+    rig_run(&p.r);
+    assert_int_equal(stats_of(&p.r).swapped_in, 1);
+    assert_int_equal(stats_of(&p.r).prefix_blocks, 0);
+    close_pair();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -324,6 +347,7 @@ int main(void)
         cmocka_unit_test(test_swap_cancelled_while_moving_leaks_nothing_C5),
         cmocka_unit_test(test_swap_failed_transfer_recomputes_C5),
         cmocka_unit_test(test_swap_late_write_meets_nobody_C5),
+        cmocka_unit_test(test_swap_over_a_reset_registers_nothing_old_X4),
     };
     mr_log_set_level(MR_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -146,6 +146,15 @@ static void test_generation_choices_and_beams(void **state)
         (mr_generation_ask){
             .has_beam_width = true, .beam_width = 2, .logprobs = true, .top_logprobs = 1},
         "output.top_logprobs");
+    /* L1: a search knows no logprobs but those it ran on. */
+    mr_generation_ask search = {
+        .has_beam_width = true, .beam_width = 2, .logprobs = true, .presence_penalty = 1.0f};
+    refused(search, "output.logprobs_mode");
+    search.logprobs_processed = true;
+    assert_true(accepted(search).logprobs_processed);
+    search.logprobs_processed = false;
+    search.presence_penalty = 0.0f;
+    assert_int_equal(accepted(search).beam_width, 2);
     static const float bad[] = {NAN, INFINITY, -INFINITY, 10.01f, -10.01f};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
         refused((mr_generation_ask){.has_length_penalty = true, .length_penalty = bad[i]},
