@@ -124,9 +124,9 @@ static int generate_on(mr_runtime *runtime, const generate_options *options, mr_
         status = list_stops(options, &lists, &err);
     }
     if (status == MR_OK) {
-        status = mr_generation_check_prompt(
-            ids.data, ids.count, mr_model_config_get(model)->vocab_size,
-            mr_runtime_config(runtime)->max_seq_length, "PROMPT", params, &err);
+        status = mr_generation_check_prompt(&ids, mr_model_config_get(model)->vocab_size,
+                                            mr_runtime_config(runtime)->max_seq_length, "PROMPT",
+                                            params, &err);
     }
     if (status == MR_OK) {
         printer p = {.quiet = options->json};

@@ -11,7 +11,6 @@
 #include <ctype.h>
 #include <inttypes.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #define ENV_PREFIX "MILLRACE_"
@@ -34,6 +33,17 @@ static const mr_config_key keys[] = {
     {name, MR_KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
 #define MR_CONFIG_BYTES(name, field, value, low, high, meaning)                                    \
     {name, MR_KEY_BYTES, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
+#define MR_CONFIG_DECIMAL(name, field, value, low, high, meaning)                                  \
+    {name,                                                                                         \
+     MR_KEY_DECIMAL,                                                                               \
+     FIELD_PLACE(field),                                                                           \
+     NULL,                                                                                         \
+     NULL,                                                                                         \
+     MR_CONFIG_MILLI(value),                                                                       \
+     MR_CONFIG_MILLI(low),                                                                         \
+     MR_CONFIG_MILLI(high),                                                                        \
+     meaning,                                                                                      \
+     0},
 #define MR_CONFIG_FIXED(name, choices, meaning)                                                    \
     {name, MR_KEY_FIXED, 0, 0, NULL, choices, 0, 0, 0, meaning, 0},
 #define MR_CONFIG_LIST(name, field, meaning)                                                       \
@@ -274,21 +284,9 @@ mr_status mr_config_init(mr_config *config, mr_error *err)
     return mr_config_apply_environment(config, err);
 }
 
-double mr_config_gpu_share(const mr_config *config)
-{
-    return strtod(config->gpu_memory_utilization, NULL);
-}
-
 /* What concerns GPUs, and what they alone can do. */
 static mr_status check_gpu(const mr_config *config, mr_error *err)
 {
-    char *end = NULL;
-    const double share = strtod(config->gpu_memory_utilization, &end);
-    if (end == config->gpu_memory_utilization || *end != '\0' || !(share >= 0.05 && share <= 1.0)) {
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, "gpu_memory_utilization",
-                             "gpu_memory_utilization is \"%s\": it must be a number from 0.05 to 1",
-                             config->gpu_memory_utilization);
-    }
     if (strcmp(config->backend, "cpu") != 0) {
         return MR_OK;
     }

@@ -41,10 +41,10 @@ typedef struct mr_config {
     uint32_t overtake_timeout_ms;
     uint32_t slow_reader_timeout_ms;
     uint32_t block_size;
-    uint64_t kv_cache_memory;        /* bytes; 0: sized from the batch and the memory there is */
-    uint64_t kv_host_memory;         /* bytes of the host tier; 0: none */
-    char gpu_memory_utilization[16]; /* a number; mr_config_gpu_share */
-    char kv_cache_dtype[8];          /* auto | f32 | f16 | bf16 | int8 */
+    uint64_t kv_cache_memory;      /* bytes; 0: sized from the batch and the memory there is */
+    uint64_t kv_host_memory;       /* bytes of the host tier; 0: none */
+    double gpu_memory_utilization; /* share */
+    char kv_cache_dtype[8];        /* auto | f32 | f16 | bf16 | int8 */
     bool enable_prefix_caching;
     char cache_scope[8];         /* tenant | shared */
     char cache_salt_secret[256]; /* "": a random one at every start */
@@ -76,8 +76,6 @@ MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, m
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
 /* Checks across keys and applies the profile; after all sources. */
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
-/* gpu_memory_utilization as a number; finished configurations only. */
-double mr_config_gpu_share(const mr_config *config);
 /* Appends "key=value" of every key, separated by spaces: the effective configuration. A secret
  * reads ***. */
 MR_MUST_USE mr_status mr_config_format(const mr_config *config, mr_buffer *out);

@@ -36,7 +36,16 @@ static const mr_config_key fields[] = {
 #define MR_CONFIG_ITEM_NUMBER(name, type, field, value, low, high, meaning)                        \
     {name, MR_KEY_NUMBER, MR_CONFIG_PLACE(type, field), NULL, NULL, value, low, high, meaning, 0},
 #define MR_CONFIG_ITEM_DECIMAL(name, type, field, value, low, high, meaning)                       \
-    {name, MR_KEY_DECIMAL, MR_CONFIG_PLACE(type, field), NULL, NULL, value, low, high, meaning, 0},
+    {name,                                                                                         \
+     MR_KEY_DECIMAL,                                                                               \
+     MR_CONFIG_PLACE(type, field),                                                                 \
+     NULL,                                                                                         \
+     NULL,                                                                                         \
+     MR_CONFIG_MILLI(value),                                                                       \
+     MR_CONFIG_MILLI(low),                                                                         \
+     MR_CONFIG_MILLI(high),                                                                        \
+     meaning,                                                                                      \
+     0},
 #define MR_CONFIG_ITEM_DIGESTS(name, type, field, count, meaning)                                  \
     {name, MR_KEY_DIGESTS, MR_CONFIG_PLACE(type, field), "", NULL, 0, 0,                           \
      0,    meaning,        offsetof(type, count)},

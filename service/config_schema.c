@@ -46,12 +46,22 @@ static json_t *pattern(builder *b, const char *expression)
     return schema;
 }
 
+/* A number of the table, of DECIMAL in thousandths. */
+static json_t *bound(const mr_config_key *key, uint64_t value)
+{
+    if (key->kind != MR_KEY_DECIMAL) {
+        return json_integer((json_int_t)value);
+    }
+    return value % 1000 == 0 ? json_integer((json_int_t)(value / 1000))
+                             : json_real((double)value / 1000.0);
+}
+
 static json_t *number_form(builder *b, const mr_config_key *key)
 {
     json_t *schema = typed(b, key->kind == MR_KEY_DECIMAL ? "number" : "integer");
-    put(b, schema, "minimum", json_integer((json_int_t)key->low));
+    put(b, schema, "minimum", bound(key, key->low));
     if (key->high <= INT64_MAX) {
-        put(b, schema, "maximum", json_integer((json_int_t)key->high));
+        put(b, schema, "maximum", bound(key, key->high));
     }
     return schema;
 }
@@ -161,7 +171,7 @@ static void describe(builder *b, json_t *schema, const mr_config_key *key)
     const bool is_number =
         key->kind == MR_KEY_NUMBER || key->kind == MR_KEY_BYTES || key->kind == MR_KEY_DECIMAL;
     if (is_number && !mr_config_key_automatic(key)) {
-        put(b, schema, "default", json_integer((json_int_t)key->number_default));
+        put(b, schema, "default", bound(key, key->number_default));
     } else if (about.initial[0] != '\0' && key->kind != MR_KEY_LIST &&
                key->kind != MR_KEY_DIGESTS) {
         put(b, schema, "default", json_string(about.initial));

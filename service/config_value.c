@@ -30,6 +30,11 @@ bool mr_config_key_automatic(const mr_config_key *key)
            (key->number_default < key->low || key->number_default > key->high);
 }
 
+static double decimal_of(uint64_t milli)
+{
+    return (double)milli / 1000.0;
+}
+
 static void store_number(void *base, const mr_config_key *key, uint64_t value)
 {
     uint8_t *place = (uint8_t *)base + key->offset;
@@ -135,7 +140,8 @@ static void describe_bounds(const mr_config_key *key, char *out, size_t bytes)
     } else if (key->kind == MR_KEY_BYTES) {
         snprintf(out, bytes, "a size such as 40GiB");
     } else if (key->kind == MR_KEY_DECIMAL) {
-        snprintf(out, bytes, "%" PRIu64 " to %" PRIu64 ", decimals too", key->low, key->high);
+        snprintf(out, bytes, "%.15g to %.15g, decimals too", decimal_of(key->low),
+                 decimal_of(key->high));
     } else if (key->kind == MR_KEY_LIST) {
         snprintf(out, bytes, "a list of mappings");
     } else if (key->kind == MR_KEY_DIGESTS) {
@@ -200,15 +206,15 @@ static mr_status set_decimal(void *base, const mr_config_key *key, const char *v
     const size_t part = value[whole] == '.' ? strspn(value + whole + 1, "0123456789") : 0;
     const size_t length = part > 0 ? whole + 1 + part : whole;
     const double number = strtod(value, NULL); /* the locale is "C" in this program */
-    if (whole > 0 && value[length] == '\0' && number >= (double)key->low &&
-        number <= (double)key->high) {
+    if (whole > 0 && value[length] == '\0' && number >= decimal_of(key->low) &&
+        number <= decimal_of(key->high)) {
         memcpy((uint8_t *)base + key->offset, &number, sizeof(number));
         return MR_OK;
     }
     return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name,
-                         "%s is \"%s\": it must be a number from %" PRIu64 " to %" PRIu64
-                         ", such as 2 or 0.5",
-                         key->name, value, key->low, key->high);
+                         "%s is \"%s\": it must be a number from %.15g to %.15g, such as %s",
+                         key->name, value, decimal_of(key->low), decimal_of(key->high),
+                         key->high > 1000 ? "2 or 0.5" : "0.5");
 }
 
 static uint32_t *count_of(void *base, const mr_config_key *key)
@@ -289,7 +295,7 @@ void mr_config_value_init(void *base, const mr_config_key *key)
     } else if (key->kind == MR_KEY_FLAG) {
         store_flag(base, key, key->text_default);
     } else if (key->kind == MR_KEY_DECIMAL) {
-        const double number = (double)key->number_default;
+        const double number = decimal_of(key->number_default);
         memcpy((uint8_t *)base + key->offset, &number, sizeof(number));
     } else if (is_number(key->kind)) {
         store_number(base, key, key->number_default);
@@ -335,6 +341,17 @@ bool mr_config_value_hides(const void *base, const mr_config_key *key)
            (key->kind == MR_KEY_SECRET && text[0] != '\0');
 }
 
+/* As short as sets the same. */
+static mr_status format_decimal(double number, mr_buffer *out)
+{
+    char text[40];
+    snprintf(text, sizeof(text), "%.15g", number);
+    if (strtod(text, NULL) != number) {
+        snprintf(text, sizeof(text), "%.17g", number);
+    }
+    return mr_buffer_printf(out, "%s", text);
+}
+
 mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_buffer *out)
 {
     const uint8_t *place = (const uint8_t *)base + key->offset;
@@ -357,7 +374,7 @@ mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_
     if (key->kind == MR_KEY_DECIMAL) {
         double number;
         memcpy(&number, place, sizeof(number));
-        return mr_buffer_printf(out, "%.17g", number);
+        return format_decimal(number, out);
     }
     if (mr_config_value_automatic(base, key)) {
         return mr_buffer_printf(out, "auto");
@@ -389,6 +406,8 @@ void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
     } else if (key->kind == MR_KEY_FIXED) {
         snprintf(out->initial, sizeof(out->initial), "%.*s", (int)strcspn(key->choices, "|"),
                  key->choices);
+    } else if (key->kind == MR_KEY_DECIMAL) {
+        snprintf(out->initial, sizeof(out->initial), "%.15g", decimal_of(key->number_default));
     } else if (is_number(key->kind)) {
         snprintf(out->initial, sizeof(out->initial), "%" PRIu64, key->number_default);
     }

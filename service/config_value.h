@@ -18,9 +18,8 @@ typedef enum mr_config_kind {
     MR_KEY_BYTES,
     MR_KEY_FIXED,
     MR_KEY_LIST,
-    /* Of entries of lists only: */
-    MR_KEY_DECIMAL,
-    MR_KEY_DIGESTS,
+    MR_KEY_DECIMAL, /* double */
+    MR_KEY_DIGESTS, /* of entries of lists only */
 } mr_config_kind;
 
 /* A row of service/config_keys.def. */
@@ -31,7 +30,7 @@ typedef struct mr_config_key {
     size_t size; /* of the field, bytes */
     const char *text_default;
     const char *choices;
-    uint64_t number_default;
+    uint64_t number_default; /* these three of DECIMAL: MR_CONFIG_MILLI(value) */
     uint64_t low;
     uint64_t high;
     const char *meaning;
@@ -41,6 +40,7 @@ typedef struct mr_config_key {
 /* Row `index` of the table; NULL: there is none. Lives as long as the program. */
 const mr_config_key *mr_config_key_at(size_t index);
 
+#define MR_CONFIG_MILLI(value)       ((uint64_t)((value)*1000.0 + 0.5))
 #define MR_CONFIG_PLACE(type, field) offsetof(type, field), sizeof(((type *)0)->field)
 
 /* Whether the key's default is automatic. */

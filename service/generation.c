@@ -485,10 +485,11 @@ void mr_generation_lists_fill(const mr_generation_lists *lists, mr_request_spec 
     spec->stop = lists->stop;
 }
 
-mr_status mr_generation_check_prompt(const uint32_t *ids, size_t count, uint32_t vocab_size,
+mr_status mr_generation_check_prompt(const mr_ids *ids, uint32_t vocab_size,
                                      uint32_t max_seq_length, const char *field,
                                      mr_request_params *params, mr_error *err)
 {
+    const size_t count = ids->count;
     if (count == 0) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, field,
                              "%s is empty: give at least one token", field);
@@ -500,10 +501,10 @@ mr_status mr_generation_check_prompt(const uint32_t *ids, size_t count, uint32_t
                              field, count, max_seq_length, max_seq_length - 1);
     }
     for (size_t i = 0; i < count; i++) {
-        if (ids[i] >= vocab_size) {
+        if (ids->data[i] >= vocab_size) {
             return mr_fail_field(err, MR_INVALID_ARGUMENT, field,
                                  "%s: token %zu is %" PRIu32 ", the vocabulary ends at %" PRIu32,
-                                 field, i, ids[i], vocab_size - 1);
+                                 field, i, ids->data[i], vocab_size - 1);
         }
     }
     const uint32_t room = max_seq_length - (uint32_t)count;

@@ -92,9 +92,8 @@ void mr_generation_lists_fill(const mr_generation_lists *lists, mr_request_spec 
 
 /* Checks prompt ids against the vocabulary and the length limit (prompt_tokens < max_seq_length),
  * and lowers max_tokens to what the limit leaves. `field` is the prompt's name on the surface. */
-MR_MUST_USE mr_status mr_generation_check_prompt(const uint32_t *ids, size_t count,
-                                                 uint32_t vocab_size, uint32_t max_seq_length,
-                                                 const char *field, mr_request_params *params,
-                                                 mr_error *err);
+MR_MUST_USE mr_status mr_generation_check_prompt(const mr_ids *ids, uint32_t vocab_size,
+                                                 uint32_t max_seq_length, const char *field,
+                                                 mr_request_params *params, mr_error *err);
 
 #endif

@@ -411,9 +411,8 @@ static mr_status read_object(const mr_model *model, uint32_t max_seq_length, jso
     MR_TRY(mr_generation_lists_make_stop(&out->lists, err));
     const char *field = NULL;
     MR_TRY(read_prompt(model, object, &out->prompt, &field, err));
-    return mr_generation_check_prompt(out->prompt.data, out->prompt.count,
-                                      mr_model_config_get(model)->vocab_size, max_seq_length, field,
-                                      &out->params, err);
+    return mr_generation_check_prompt(&out->prompt, mr_model_config_get(model)->vocab_size,
+                                      max_seq_length, field, &out->params, err);
 }
 
 mr_status mr_jsonl_read_request(const mr_model *model, uint32_t max_seq_length, const char *line,

@@ -385,9 +385,9 @@ mr_status mr_proto_request_read(const Millrace__V1__GenerateRequest *message,
     const char *field = "input";
     MR_TRY(check_length(message, model, mr_runtime_config(runtime)->max_seq_length, err));
     MR_TRY(read_input(message, model, &field, &out->prompt, err));
-    return mr_generation_check_prompt(
-        out->prompt.data, out->prompt.count, mr_model_config_get(model)->vocab_size,
-        mr_runtime_config(runtime)->max_seq_length, field, &out->params, err);
+    return mr_generation_check_prompt(&out->prompt, mr_model_config_get(model)->vocab_size,
+                                      mr_runtime_config(runtime)->max_seq_length, field,
+                                      &out->params, err);
 }
 
 void mr_proto_request_deinit(mr_proto_request *request)

@@ -88,7 +88,7 @@ static mr_status open_gpu(mr_runtime *runtime, mr_error *err)
     const mr_cuda_options options = {
         .compute = gpu_compute(runtime),
         .threads = config->threads > 0 ? config->threads : mr_cpu_count(),
-        .memory_fraction = mr_config_gpu_share(config),
+        .memory_fraction = config->gpu_memory_utilization,
     };
     MR_TRY(mr_cuda_backend_create(&options, &runtime->backend, err));
     if (strcmp(config->batch_invariant, "true") == 0) {

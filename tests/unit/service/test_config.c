@@ -88,6 +88,29 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.kv_host_memory, 0);
 }
 
+static void test_config_gpu_share(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    assert_true(config.gpu_memory_utilization == 0.9);
+    set_ok(&config, "gpu_memory_utilization=0.05");
+    assert_true(config.gpu_memory_utilization == 0.05);
+    set_ok(&config, "gpu_memory_utilization=1");
+    assert_true(config.gpu_memory_utilization == 1.0);
+    set_ok(&config, "gpu_memory_utilization=0.7");
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_format(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    assert_non_null(strstr((char *)text.data, " gpu_memory_utilization=0.7 "));
+    mr_buffer_deinit(&text);
+    static const char *const bad[] = {"0.049", "1.001", "0x1p-1", "9e-1", " 0.9", "nan", ""};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        char assignment[64];
+        (void)snprintf(assignment, sizeof(assignment), "gpu_memory_utilization=%s", bad[i]);
+        set_refused(assignment, MR_INVALID_ARGUMENT, "from 0.05 to 1");
+    }
+}
+
 static void test_config_keepalive_G1(void **state)
 {
     (void)state;
@@ -252,8 +275,10 @@ static void decimal_refused(const mr_config_key *key, const char *text)
 static void test_config_decimals(void **state)
 {
     (void)state;
-    const mr_config_key key = {
-        .name = "rate", .kind = MR_KEY_DECIMAL, .size = sizeof(double), .high = 1000};
+    const mr_config_key key = {.name = "rate",
+                               .kind = MR_KEY_DECIMAL,
+                               .size = sizeof(double),
+                               .high = MR_CONFIG_MILLI(1000)};
     static const struct {
         const char *text;
         double value;
@@ -603,14 +628,15 @@ static void test_config_describe_lists_every_key(void **state)
 {
     (void)state;
     static const char *const names[] = {
-#define MR_CONFIG_TEXT(name, ...)   name,
-#define MR_CONFIG_FLAG(name, ...)   name,
-#define MR_CONFIG_SECRET(name, ...) name,
-#define MR_CONFIG_URL(name, ...)    name,
-#define MR_CONFIG_NUMBER(name, ...) name,
-#define MR_CONFIG_BYTES(name, ...)  name,
-#define MR_CONFIG_FIXED(name, ...)  name,
-#define MR_CONFIG_LIST(name, ...)   name,
+#define MR_CONFIG_TEXT(name, ...)    name,
+#define MR_CONFIG_FLAG(name, ...)    name,
+#define MR_CONFIG_SECRET(name, ...)  name,
+#define MR_CONFIG_URL(name, ...)     name,
+#define MR_CONFIG_NUMBER(name, ...)  name,
+#define MR_CONFIG_BYTES(name, ...)   name,
+#define MR_CONFIG_DECIMAL(name, ...) name,
+#define MR_CONFIG_FIXED(name, ...)   name,
+#define MR_CONFIG_LIST(name, ...)    name,
 #include "service/config_keys.def"
     };
     mr_buffer lines = {0};
@@ -748,6 +774,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_defaults),
+        cmocka_unit_test(test_config_gpu_share),
         cmocka_unit_test(test_config_keepalive_G1),
         cmocka_unit_test(test_config_profile_fills_what_is_not_given),
         cmocka_unit_test(test_config_f32_keeps_kv_in_f32),

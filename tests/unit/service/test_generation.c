@@ -257,16 +257,16 @@ static void test_generation_names_fields_as_the_surface_does(void **state)
     assert_string_equal(err.field, "--top-p");
 }
 
-static mr_status check_prompt(const uint32_t *ids, size_t count, mr_request_params *params,
-                              mr_error *err)
+static mr_status check_prompt(uint32_t *ids, size_t count, mr_request_params *params, mr_error *err)
 {
-    return mr_generation_check_prompt(ids, count, 100, 16, "prompt_ids", params, err);
+    const mr_ids prompt = {.data = ids, .count = count};
+    return mr_generation_check_prompt(&prompt, 100, 16, "prompt_ids", params, err);
 }
 
 static void test_generation_M4_prompt_must_fit(void **state)
 {
     (void)state;
-    static const uint32_t ids[16] = {1, 2, 3};
+    uint32_t ids[16] = {1, 2, 3};
     mr_request_params params = {.max_tokens = 256, .min_tokens = 9};
     mr_error err = {0};
     assert_int_equal(check_prompt(ids, 0, &params, &err), MR_INVALID_ARGUMENT);
@@ -286,7 +286,7 @@ static void test_generation_M4_prompt_must_fit(void **state)
 static void test_generation_prompt_ids_are_of_the_vocabulary(void **state)
 {
     (void)state;
-    static const uint32_t ids[] = {99, 100};
+    uint32_t ids[] = {99, 100};
     mr_request_params params = {.max_tokens = 1};
     mr_error err = {0};
     assert_int_equal(check_prompt(ids, 1, &params, &err), MR_OK);
