@@ -326,6 +326,9 @@ static void test_shards(void **state)
          "'z' is not in b.safetensors"},
         {"{\"weight_map\":{\"x\":\"b.safetensors\",\"y\":\"a.safetensors\"}}",
          "'x' is not in b.safetensors"},
+        {"{\"weight_map\":{\"x\":\"a.safetensors\",\"y\":\"b.safetensors\","
+         "\"x\":\"b.safetensors\"}}",
+         "'x' is not in b.safetensors"},
         {"{\"weight_map\":{\"x\":\"../a.safetensors\"}}", "outside the directory"},
         {"{\"weight_map\":{\"x\":\"/etc/passwd\"}}", "outside the directory"},
         {"{\"weight_map\":{\"x\":7}}", "weight_map"},
@@ -418,6 +421,45 @@ static void test_a_longrope_factor_may_be_null(void **state)
     mr_model_close(model);
 }
 
+static mr_status open_with_tokenizer(const char *config, mr_model **out, mr_error *err)
+{
+    const temp_dir dir = temp_dir_make();
+    *out = NULL;
+    *err = (mr_error){0};
+    temp_dir_write(&dir, "config.json", config);
+    temp_dir_write(&dir, "tokenizer_config.json", "{\"eos_token\":{\"content\":\"c\"}}");
+    temp_dir_write(&dir, "tokenizer.json",
+                   "{\"added_tokens\":[{\"id\":32,\"content\":\"c\",\"special\":true}],"
+                   "\"model\":{"
+                   "\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}");
+    const mr_status status = mr_model_open_random(dir.path, 1, out, err);
+    temp_dir_remove(&dir);
+    return status;
+}
+
+#define VOCAB(size)                                                                                \
+    "{\"model_type\":\"llama\",\"hidden_size\":8,\"intermediate_size\":16,\"num_hidden_layers\":"  \
+    "1,"                                                                                           \
+    "\"num_attention_heads\":2,\"max_position_embeddings\":64,\"vocab_size\":" #size               \
+    ",\"eos_token_id\":1}"
+
+/* An id that the tokenizer gives has a row in the embedding; its end is one of the model's (T5). */
+static void test_a_tokenizer_belongs_to_the_embedding(void **state)
+{
+    (void)state;
+    mr_model *model = NULL;
+    mr_error err;
+    assert_int_equal(open_with_tokenizer(VOCAB(32), &model, &err), MR_DATA_LOSS);
+    assert_non_null(strstr(err.message, "33 tokens where the embedding has 32 rows"));
+    assert_null(model);
+    assert_int_equal(open_with_tokenizer(VOCAB(33), &model, &err), MR_OK);
+    const mr_model_config *c = mr_model_config_get(model);
+    assert_int_equal(c->n_eos, 2);
+    assert_int_equal(c->eos[0], 1);
+    assert_int_equal(c->eos[1], 32);
+    mr_model_close(model);
+}
+
 /* Words of a file that get into a message cannot command a terminal. */
 static void test_messages_have_no_control_characters(void **state)
 {
@@ -479,6 +521,7 @@ int main(void)
         cmocka_unit_test(test_a_longrope_factor_may_be_null),
         cmocka_unit_test(test_messages_have_no_control_characters),
         cmocka_unit_test(test_a_template_has_a_largest_size),
+        cmocka_unit_test(test_a_tokenizer_belongs_to_the_embedding),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
