@@ -428,9 +428,10 @@ static mr_status open_with_tokenizer(const char *config, mr_model **out, mr_erro
     *err = (mr_error){0};
     temp_dir_write(&dir, "config.json", config);
     temp_dir_write(&dir, "tokenizer_config.json", "{\"eos_token\":{\"content\":\"c\"}}");
-    temp_dir_write(
-        &dir, "tokenizer.json",
-        "{\"model\":{\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1,\"c\":32},\"merges\":[]}}");
+    temp_dir_write(&dir, "tokenizer.json",
+                   "{\"added_tokens\":[{\"id\":32,\"content\":\"c\",\"special\":true}],"
+                   "\"model\":{"
+                   "\"type\":\"BPE\",\"vocab\":{\"a\":0,\"b\":1},\"merges\":[]}}");
     const mr_status status = mr_model_open_random(dir.path, 1, out, err);
     temp_dir_remove(&dir);
     return status;
