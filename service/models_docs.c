@@ -123,7 +123,7 @@ static const char components[] =
     "- pre-tokenizers: Split (every behavior), ByteLevel, Digits, Metaspace, Sequence\n"
     "- decoders: ByteLevel, ByteFallback, Fuse, Strip, Replace, Metaspace, Sequence\n"
     "- post-processors: ByteLevel, TemplateProcessing of BOS, text, EOS, Sequence\n"
-    "- added tokens: special, normalized, lstrip, rstrip, single_word\n"
+    "- added tokens: special, normalized, lstrip, rstrip, single_word; of at most 512 bytes\n"
     "\n"
     "A decoded text that continues a prompt keeps the space that it begins with; "
     "`millrace tokenize --decode` takes ids for a whole text and drops it, as Hugging Face does. "

@@ -471,6 +471,25 @@ static void test_messages_have_no_control_characters(void **state)
     assert_non_null(strstr(err.message, "'x [31m y'"));
 }
 
+static void test_a_configuration_F5_has_a_largest_size(void **state)
+{
+    (void)state;
+    const size_t size = ((size_t)4 << 20) + 1;
+    char *text = malloc(size + 1);
+    assert_non_null(text);
+    memset(text, ' ', size);
+    memcpy(text, "{" LLAMA "}", strlen("{" LLAMA "}"));
+    text[size] = '\0';
+    mr_model *model = NULL;
+    mr_error err;
+    assert_int_equal(open_config(text, NULL, &model, &err), MR_DATA_LOSS);
+    assert_non_null(strstr(err.message, "config.json has 4194305 bytes"));
+    text[size - 1] = '\0';
+    assert_int_equal(open_config(text, NULL, &model, &err), MR_OK);
+    mr_model_close(model);
+    free(text);
+}
+
 static void test_a_template_has_a_largest_size(void **state)
 {
     (void)state;
@@ -520,6 +539,7 @@ int main(void)
         cmocka_unit_test(test_an_index_of_many_files_and_entries_is_read_at_once),
         cmocka_unit_test(test_a_longrope_factor_may_be_null),
         cmocka_unit_test(test_messages_have_no_control_characters),
+        cmocka_unit_test(test_a_configuration_F5_has_a_largest_size),
         cmocka_unit_test(test_a_template_has_a_largest_size),
         cmocka_unit_test(test_a_tokenizer_belongs_to_the_embedding),
     };

@@ -99,6 +99,30 @@ static void test_create_K3_unknown_name_refused(void **state)
     }
 }
 
+/* F5: a pattern whose matching takes 2^40 steps ends as an error. */
+static void test_patterns_F5_that_explode_are_stopped(void **state)
+{
+    (void)state;
+    static const char pattern[] = "(a+)+$";
+    const mr_split_step step = {.kind = MR_SPLIT_PATTERN,
+                                .behavior = MR_SPLIT_ISOLATED,
+                                .pattern = {(const uint8_t *)pattern, sizeof(pattern) - 1}};
+    mr_pretokenizer *pretokenizer = NULL;
+    mr_piece_cursor cursor;
+    uint8_t text[41];
+    memset(text, 'a', sizeof(text) - 1);
+    text[sizeof(text) - 1] = '!';
+    assert_int_equal(mr_pretokenizer_create(&step, 1, &pretokenizer, NULL), MR_OK);
+    assert_int_equal(mr_piece_cursor_init(&cursor, pretokenizer, NULL), MR_OK);
+    mr_piece_cursor_start(&cursor, text, sizeof(text));
+    mr_bytes piece = {0};
+    mr_error err = {0};
+    assert_int_equal(mr_piece_cursor_next(&cursor, &piece, &err), MR_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "at byte 0"));
+    mr_piece_cursor_deinit(&cursor);
+    mr_pretokenizer_destroy(pretokenizer);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -107,6 +131,7 @@ int main(void)
         cmocka_unit_test(test_pieces_llama3),
         cmocka_unit_test(test_whole_tokens_of_families),
         cmocka_unit_test(test_create_K3_unknown_name_refused),
+        cmocka_unit_test(test_patterns_F5_that_explode_are_stopped),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
