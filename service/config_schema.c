@@ -122,7 +122,12 @@ static json_t *text_schema(builder *b, const mr_config_key *key)
     if (key->choices[0] != '\0') {
         return choice_schema(b, key->choices);
     }
-    json_t *schema = typed(b, "string");
+    /* A number without quotes is its digits to the program. */
+    json_t *types = json_array();
+    push(b, types, json_string("string"));
+    push(b, types, json_string("number"));
+    json_t *schema = json_object();
+    put(b, schema, "type", types);
     put(b, schema, "maxLength", json_integer((json_int_t)key->size - 1));
     if (key->kind != MR_KEY_TEXT) {
         put(b, schema, "writeOnly", json_true()); /* a secret, or what may hold one */

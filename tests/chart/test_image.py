@@ -108,8 +108,6 @@ def test_commands_stop_at_an_error_and_leave_no_lists(stage, tmp_path):
 
 def test_options_of_the_build_exist():
     known = set(re.findall(r"^option\('(\w+)'", (REPOSITORY / "meson_options.txt").read_text(), re.M)) | {"strip"}
-    if not (REPOSITORY / "kernels" / "cuda").exists():
-        known.add("cuda")  # of the target cuda only, which wants that folder
     for stage in STAGES.values():
         for command in stage.all("RUN"):
             assert set(re.findall(r" -D(\w+)=", command)) <= known

@@ -120,18 +120,28 @@ def test_whole_file_from_a_secret_N2():
 def test_no_nvidia_without_gpu_N3(path):
     values = load(path)
     values.setdefault("gpu", {})["enabled"] = False
-    for name in ["tolerations", "nodeSelector", "affinity", "runtimeClassName"]:
+    for name in ["tolerations", "nodeSelector", "affinity", "runtimeClassName", "config"]:
         values.pop(name, None)
     assert "nvidia" not in json.dumps(Rendered(values).documents)
 
 
-@pytest.mark.parametrize("name, count", [("nvidia.com/gpu", 2), ("nvidia.com/mig-1g.10gb", 1), ("amd.com/gpu", 4)])
-def test_gpu_resource_is_a_value_beside_the_others_N3_N4(name, count):
-    rendered = Rendered(PVC, {"gpu": {"enabled": True, "resourceName": name, "count": count}})
-    assert rendered.server["resources"]["limits"] == {"memory": "4Gi", name: count}
+@pytest.mark.parametrize("name", ["nvidia.com/gpu", "nvidia.com/mig-1g.10gb"])
+def test_gpu_resource_is_a_value_beside_the_others_N3_N4(name):
+    rendered = Rendered(PVC, {"gpu": {"enabled": True, "resourceName": name}})
+    assert rendered.server["resources"]["limits"] == {"memory": "4Gi", name: 1}
     assert rendered.server["resources"]["requests"] == {"cpu": "2", "memory": "4Gi"}
     other = Rendered(PVC, {"gpu": {"enabled": True, "resourceName": name}, "resources": {"limits": None}})
     assert other.server["resources"]["limits"] == {name: 1}
+
+
+def test_with_a_gpu_the_program_must_use_it_N3():
+    on = {"gpu": {"enabled": True}}
+    assert settings(on)["MILLRACE_BACKEND"]["value"] == "cuda"
+    assert "MILLRACE_BACKEND" not in settings(on, {"config": {"backend": "auto"}})
+    assert "MILLRACE_BACKEND" not in settings()
+    assert "gpu.enabled" in refusal(PVC, on, {"config": {"backend": "cpu"}})
+    assert "gpu.enabled" in refusal(PVC, {"config": {"backend": "cuda"}})
+    assert "config.tensor_parallel_size" in refusal(PVC, {"gpu": {"enabled": True, "count": 2}})
 
 
 # N4: where the model comes from; resources as they are.

@@ -89,8 +89,13 @@ redis://{{ $user }}{{ .host }}:{{ int .port }}/{{ int .database }}
 {{- end }}
 {{- end -}}
 
+{{/* With a GPU the program must not fall back to the CPU, as it would by itself. */}}
 {{- define "millrace.env" -}}
 {{- include "millrace.redisEnv" . }}
+{{- if and .Values.gpu.enabled (not .Values.config.backend) }}
+- name: MILLRACE_BACKEND
+  value: cuda
+{{- end }}
 {{- with .Values.tenantsSecret }}{{ if .name }}
 {{ include "millrace.secretEnv" (dict "name" "MILLRACE_TENANTS" "secret" .) }}
 {{- end }}{{ end }}

@@ -5,6 +5,7 @@
 {{- include "millrace.validateShutdown" . -}}
 {{- include "millrace.validateConfig" . -}}
 {{- include "millrace.validateRedis" . -}}
+{{- include "millrace.validateGpu" . -}}
 {{- include "millrace.validateScaling" . -}}
 {{- include "millrace.validateGateway" . -}}
 {{- end -}}
@@ -62,6 +63,20 @@
 {{- end -}}
 {{- if and (eq $redis.mode "none") (hasKey .Values.config "redis") -}}
 {{- fail "config.redis cannot act: redis.mode is none" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millrace.validateGpu" -}}
+{{- $backend := default "auto" .Values.config.backend -}}
+{{- $devices := int (default 1 .Values.config.tensor_parallel_size) -}}
+{{- if and .Values.gpu.enabled (eq $backend "cpu") -}}
+{{- fail "gpu.enabled cannot act: config.backend is cpu" -}}
+{{- end -}}
+{{- if and (not .Values.gpu.enabled) (eq $backend "cuda") -}}
+{{- fail "config.backend is cuda: set gpu.enabled too" -}}
+{{- end -}}
+{{- if and .Values.gpu.enabled (ne (int .Values.gpu.count) $devices) -}}
+{{- fail (printf "gpu.count is %d: it must be the number of GPUs that share the model, config.tensor_parallel_size, %d" (int .Values.gpu.count) $devices) -}}
 {{- end -}}
 {{- end -}}
 

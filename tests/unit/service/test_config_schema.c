@@ -78,6 +78,16 @@ static void test_config_schema_takes_truth_values_in_both_spellings(void **state
     json_decref(schema);
 }
 
+/* As in served_model_name: 7, which the program reads as text. */
+static void test_config_schema_takes_numbers_for_text(void **state)
+{
+    (void)state;
+    json_t *schema = load_schema();
+    assert_says(at(schema, "served_model_name"),
+                "{\"type\": [\"string\", \"number\"], \"maxLength\": 127}");
+    json_decref(schema);
+}
+
 static void test_config_schema_leaves_out_what_is_not_built(void **state)
 {
     (void)state;
@@ -125,6 +135,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_config_schema_says_types_and_bounds_N1),
         cmocka_unit_test(test_config_schema_takes_truth_values_in_both_spellings),
+        cmocka_unit_test(test_config_schema_takes_numbers_for_text),
         cmocka_unit_test(test_config_schema_leaves_out_what_is_not_built),
         cmocka_unit_test(test_config_schema_is_closed),
         cmocka_unit_test(test_config_schema_marks_secrets),
