@@ -253,7 +253,7 @@ static void test_files_that_explode_F5_are_refused(void **state)
                    "{\"type\": \"Replace\", \"pattern\": {\"String\": \"a\"}, \"content\": \"%s\"}",
                    content);
     (void)snprintf(text, sizeof(text), "\"decoder\": %s", step);
-    static char file[4096];
+    static char file[8192];
     (void)snprintf(file, sizeof(file),
                    "{%s, \"model\": {\"type\": \"BPE\", \"vocab\": {\"a\": 0}, "
                    "\"merges\": []}}",
