@@ -192,11 +192,13 @@ static mr_status read_byte_level(reader *r, const json_t *item)
 static mr_status read_scheme(reader *r, const json_t *item, bool *always, bool *first)
 {
     const mr_bytes scheme = mr_json_tree_string(item, "prepend_scheme");
-    *always = scheme.data == NULL || mr_bytes_is(scheme, "always");
-    *first = mr_bytes_is(scheme, "first");
+    *always = true;
+    *first = false;
     if (scheme.data == NULL) {
         return mr_hf_json_bool(item, "add_prefix_space", always, r->err);
     }
+    *always = mr_bytes_is(scheme, "always");
+    *first = mr_bytes_is(scheme, "first");
     return *always || *first || mr_bytes_is(scheme, "never")
                ? MR_OK
                : refuse(r, "component", "\"Metaspace\" with an unknown prepend_scheme");

@@ -78,6 +78,10 @@ static uint32_t blocks_of(mr_metadata_store *store, const char *id)
 {
     question q;
     look_up(store, &q, CHAIN);
+    /* On a busy machine an answer may come too late, which is no fault. */
+    for (int more = 100; more > 0 && q.status == MR_DEADLINE_EXCEEDED; more--) {
+        look_up(store, &q, CHAIN);
+    }
     assert_int_equal(q.status, MR_OK);
     for (uint32_t i = 0; i < q.lookup.n_claims; i++) {
         if (strcmp(q.lookup.claims[i].replica.id, id) == 0) {
