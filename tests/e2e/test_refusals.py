@@ -205,14 +205,14 @@ def test_prompt_over_the_limit_M4(stub):
 
 
 @pytest.mark.parametrize("name,asked", [
-    ("text", {"text": "a" * (31 << 20)}),
-    ("chat.messages", {"chat": {"messages": [{"role": "user", "content": "a" * (1 << 20)}] * 31}}),
+    ("text", {"text": "a" * (15 << 20)}),
+    ("chat.messages", {"chat": {"messages": [{"role": "user", "content": "a" * (1 << 20)}] * 15}}),
 ], ids=["text", "chat"])
 def test_text_too_long_by_its_size_is_not_tokenized(stub, name, asked):
-    """One word of 31 MiB takes seconds to turn into tokens, and other calls would wait for it: the size is enough."""
+    """One word of 15 MiB takes seconds to turn into tokens, and other calls would wait for it: the size is enough."""
     error = failure(stub.Generate, greedy(1, **asked))
     assert error.code() == grpc.StatusCode.INVALID_ARGUMENT
-    assert error.details().startswith(f"{name} has {31 << 20} bytes") and "shorten it" in error.details()
+    assert error.details().startswith(f"{name} has {15 << 20} bytes") and "shorten it" in error.details()
 
 
 def raw_call(server, data):
