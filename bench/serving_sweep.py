@@ -3,14 +3,14 @@
 """What a server can take: arrivals swept to the knee, for three ways of serving, and batch sizes against latency.
 
 Ways: one request at a time (max_batch_size 1); static batches (what has arrived is sent together, up to the batch
-size, and the next batch when all of it has ended; the load generator does this); and ours (requests join and leave
+size, runs to its longest output, and only then comes the next; the load generator does this); and ours (requests join and leave
 the batch at every step). Lengths are spread evenly over ranges; the same seed gives all three the same requests.
 
 The capacity of each way is measured with as many requests as it can have under way all the time. Between 0 and a
 little more than that, the rate of Poisson arrivals is bisected to the knee: the highest at which 90 % of the requests
 have their first token within --ttft-ms and 90 % of all times between tokens are at most --itl-ms. Goodput is what the
 knee's run served within the objectives, a request's own times between tokens taken as their mean. Static batches are
-flattered: their requests stream, and those that have ended cost nothing more.
+flattered: their requests stream.
 
 Then every batch size with that many requests always under way, and with arrivals at 90 % of the knee.
 

@@ -317,7 +317,7 @@ int mr_cmd_bench_serve(int argc, char **argv)
         {"rate", MR_CLI_FLOAT, &o.rate, &o.has_rate, "R",
          "open loop: Poisson arrivals, R a second, whatever is still under way"},
         {"static-batch", MR_CLI_COUNT, &o.static_batch, &o.has_static_batch, "N",
-         "open loop: … sent N at a time, the next when all of these have ended"},
+         "open loop: … sent N at a time, each batch until its longest output ends"},
         {"prompt-tokens", MR_CLI_COUNT, &o.prompt_tokens, NULL, "P",
          "random tokens of each prompt (default 128)"},
         {"prompt-tokens-max", MR_CLI_COUNT, &o.prompt_tokens_max, &o.has_prompt_max, "P",

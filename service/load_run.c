@@ -16,7 +16,7 @@ typedef struct shot {
     uint64_t last_ns;      /* of the last message with tokens */
     uint32_t first_tokens; /* of the first message */
     uint32_t tokens;
-    uint32_t wanted; /* tokens */
+    uint32_t wanted; /* tokens; what a static batch makes beyond them is waste */
     uint32_t cached_tokens;
 } shot;
 
@@ -30,9 +30,10 @@ struct load {
     uint64_t due_ns;           /* of the next request */
     uint32_t started;
     uint32_t in_flight;
-    uint32_t batch_left; /* static batches: places in the one that is being formed */
-    uint32_t *prompt;    /* owns, [prompt_tokens.most]: scratch */
-    bool out_of_memory;  /* for samples */
+    uint32_t batch_left;    /* static batches: places in the one that is being formed */
+    uint32_t batch_longest; /* and the longest output in it */
+    uint32_t *prompt;       /* owns, [prompt_tokens.most]: scratch */
+    bool out_of_memory;     /* for samples */
 };
 
 static void add_sample(load *l, mr_load_samples *samples, uint64_t ns, uint32_t times)
@@ -59,6 +60,7 @@ static bool on_response(void *ctx, const Millrace__V1__GenerateResponse *respons
     if (response->usage != NULL) {
         s->cached_tokens = response->usage->cached_tokens;
     }
+    tokens = mr_min_u32(tokens, s->wanted - s->tokens);
     if (tokens == 0) {
         return true;
     }
@@ -90,7 +92,7 @@ static mr_status start_stream(load *l, shot *s, mr_error *err)
     Millrace__V1__Stopping stopping;
     millrace__v1__stopping__init(&stopping);
     stopping._max_tokens_case = MILLRACE__V1__STOPPING___MAX_TOKENS_MAX_TOKENS;
-    stopping.max_tokens = lengths.output;
+    stopping.max_tokens = spec->static_batch > 0 ? l->batch_longest : lengths.output;
     s->wanted = lengths.output;
     stopping.ignore_eos = true;
     Millrace__V1__GenerateRequest request;
@@ -179,16 +181,37 @@ static void end_shot(load *l, mr_client_stream *stream)
     }
 }
 
+/* Begins a static batch of what has arrived: nobody leaves it before its longest output is done. */
+static void form_batch(load *l)
+{
+    const mr_load_spec *spec = l->spec;
+    const uint64_t now_ns = mr_clock_now(&l->clock);
+    mr_load_arrivals arrivals = l->arrivals;
+    uint64_t due_ns = l->due_ns;
+    l->batch_left = 0;
+    l->batch_longest = 0;
+    while (l->batch_left < spec->static_batch && due_ns <= now_ns &&
+           l->started + l->batch_left < spec->requests) {
+        const uint32_t output = mr_load_lengths_of(spec->seed, l->started + l->batch_left,
+                                                   spec->prompt_tokens, spec->output_tokens)
+                                    .output;
+        l->batch_longest = output > l->batch_longest ? output : l->batch_longest;
+        l->batch_left++;
+        due_ns = mr_time_add(l->start_ns, mr_load_arrivals_next(&arrivals));
+    }
+}
+
 /* Starts what is due. *wait_ns: when to look again if nothing happens. */
 static mr_status start_due(load *l, uint64_t *wait_ns, mr_error *err)
 {
     const mr_load_spec *spec = l->spec;
     *wait_ns = MR_NEVER;
-    if (l->in_flight == 0) {
-        l->batch_left = spec->static_batch;
+    if (spec->static_batch > 0 && l->in_flight == 0) {
+        form_batch(l);
     }
     while (l->started < spec->requests) {
         if (spec->static_batch > 0 && l->batch_left == 0) {
+            *wait_ns = l->in_flight == 0 ? l->due_ns : MR_NEVER;
             return MR_OK;
         }
         if (spec->concurrency > 0 && l->in_flight >= spec->concurrency) {
@@ -196,7 +219,6 @@ static mr_status start_due(load *l, uint64_t *wait_ns, mr_error *err)
         }
         if (spec->concurrency == 0 && mr_clock_now(&l->clock) < l->due_ns) {
             *wait_ns = l->due_ns;
-            l->batch_left = l->in_flight == 0 ? l->batch_left : 0; /* who comes later is too late */
             return MR_OK;
         }
         MR_TRY(start_shot(l, err));

@@ -9,7 +9,8 @@
  *
  * Static batches are what servers do that cannot let a request join others under way: up to
  * `static_batch` of those that have arrived are sent together, and the next ones when all of these
- * have ended.
+ * have ended. A batch runs to its longest output: all are asked for as many tokens, of which each
+ * counts its own.
  */
 #ifndef MILLRACE_SERVICE_LOAD_RUN_H
 #define MILLRACE_SERVICE_LOAD_RUN_H
