@@ -41,10 +41,10 @@ typedef struct mr_prefix_identity_options {
 MR_MUST_USE mr_status mr_prefix_identity_create(const mr_prefix_identity_options *options,
                                                 mr_prefix_identity **out, mr_error *err);
 /* Ends the thread, if it runs. */
-void mr_prefix_identity_destroy(mr_prefix_identity *identity);
+void mr_prefix_identity_destroy(mr_prefix_identity *p);
 
 /* Starts the thread that reads the weights, once; logs what it found. */
-void mr_prefix_identity_start(mr_prefix_identity *identity);
+void mr_prefix_identity_start(mr_prefix_identity *p);
 
 /* Whose request it is, and what about it its keys depend on. All borrowed. */
 typedef struct mr_prefix_asker {
@@ -54,7 +54,7 @@ typedef struct mr_prefix_asker {
 } mr_prefix_asker;
 
 /* The root for a request. Any thread. */
-void mr_prefix_identity_root(mr_prefix_identity *identity, const mr_prefix_asker *asker,
+void mr_prefix_identity_root(mr_prefix_identity *p, const mr_prefix_asker *asker,
                              mr_prefix_root *out);
 
 /* What decides the bits of K/V besides model and prompt: two replicas with the same text can use
@@ -63,8 +63,8 @@ void mr_prefix_identity_numerics(const mr_backend_info *backend, const mr_config
                                  size_t bytes);
 
 /* True when other replicas can come to have the same roots: the secret was given. */
-bool mr_prefix_identity_shareable(const mr_prefix_identity *identity);
+bool mr_prefix_identity_shareable(const mr_prefix_identity *p);
 /* 0 or 1. */
-uint32_t mr_prefix_identity_generation(mr_prefix_identity *identity);
+uint32_t mr_prefix_identity_generation(mr_prefix_identity *p);
 
 #endif

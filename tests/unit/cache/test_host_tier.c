@@ -432,8 +432,8 @@ static void test_host_tier_evicts_the_least_recently_used_for_others(void **stat
     uint32_t blocks[4];
     mr_host_handle handle;
     mr_host_handle pinned;
-    for (uint8_t n = 1; n <= HOST_BLOCKS; n++) {
-        cache(f, n);
+    for (int n = 1; n <= HOST_BLOCKS; n++) {
+        cache(f, (uint8_t)n);
     }
     expect_cached(f, 1);
     cache(f, 7);
