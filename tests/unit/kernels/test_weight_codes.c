@@ -159,7 +159,7 @@ static void check_packed(matrix *m, mr_fast_layout layout, float tolerance)
         mr_fast_weight_row(&to, n, row);
         for (uint32_t k = 0; k < K; k++) {
             const uint32_t at = n * (K / m->codes.group) + k / m->codes.group;
-            const int8_t zero = m->codes.zeros.data != NULL ? (int8_t)m->zeros[at] : 0;
+            const int zero = m->codes.zeros.data != NULL ? (int8_t)m->zeros[at] : 0;
             const float code = m->codes.codes.form == MR_CODES_E4M3
                                    ? mr_f8_e4m3_to_f32(m->bytes[n * K + k])
                                    : (float)((int8_t)m->bytes[n * K + k] - zero);

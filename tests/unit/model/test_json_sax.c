@@ -92,11 +92,11 @@ static void test_a_value_knows_where_it_is(void **state)
     mr_buffer_deinit(&t.text);
 }
 
-static void assert_refused(const char *json, size_t bytes, size_t max, const char *words)
+static void assert_refused(const char *json, size_t size, size_t max_bytes, const char *words)
 {
     transcript t = {.stop_after = -1};
     mr_error err = {0};
-    assert_int_equal(mr_json_sax_parse(json, bytes, max, note, &t, &err), MR_DATA_LOSS);
+    assert_int_equal(mr_json_sax_parse(json, size, max_bytes, note, &t, &err), MR_DATA_LOSS);
     assert_non_null(strstr(err.message, words));
     mr_buffer_deinit(&t.text);
 }
