@@ -170,6 +170,12 @@ static inline mr_status mr_exec_run(mr_exec *exec, const mr_batch *batch, mr_ste
     return exec->vt->wait(exec, out, err);
 }
 
+/* For backends: what holds for the options of every executor of a plan, the number of blocks apart,
+ * which kv_room() does not know yet. INVALID_ARGUMENT names the limit. */
+MR_MUST_USE mr_status mr_exec_options_check(const mr_plan *plan, const mr_exec_options *options,
+                                            mr_error *err);
+MR_MUST_USE mr_status mr_exec_options_check_blocks(const mr_exec_options *options, mr_error *err);
+
 /* Bytes of one KV block over all layers, keys and values; UINT64_MAX when that does not fit. */
 uint64_t mr_kv_block_bytes(const mr_plan_kv *kv, mr_dtype kv_dtype, uint32_t block_size);
 

@@ -102,24 +102,10 @@ static mr_status read_rate(probe *p, uint64_t bytes, double *bytes_per_s, mr_err
     return MR_OK;
 }
 
-static const mr_fast_kernels *kernels_of(mr_cpu_isa isa)
+mr_status mr_cpu_ceilings(mr_thread_pool *pool, const mr_cpu_path *path, uint64_t bytes,
+                          mr_ceilings *out, mr_error *err)
 {
-    switch (isa) {
-#if defined(__x86_64__)
-    case MR_CPU_ISA_AVX2:
-        return &mr_fast_kernels_avx2;
-    case MR_CPU_ISA_AVX512_VNNI:
-        return &mr_fast_kernels_avx512;
-#endif
-    default:
-        return &mr_fast_kernels_portable;
-    }
-}
-
-mr_status mr_cpu_ceilings(mr_thread_pool *pool, mr_cpu_isa isa, uint64_t bytes, mr_ceilings *out,
-                          mr_error *err)
-{
-    probe p = {.pool = pool, .burst = kernels_of(isa)->burst};
+    probe p = {.pool = pool, .burst = path->kernels != NULL ? path->kernels->burst : NULL};
     *out = (mr_ceilings){0};
     MR_TRY(read_rate(&p, bytes < CHAINS * sizeof(uint64_t) ? CHAINS * sizeof(uint64_t) : bytes,
                      &out->read_bytes_per_s, err));

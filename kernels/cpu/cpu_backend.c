@@ -12,7 +12,6 @@
 typedef struct cpu_backend {
     mr_backend base;
     const mr_cpu_path *path;
-    mr_cpu_isa isa; /* of the path; PORTABLE for the reference */
     mr_thread_pool *pool;
 } cpu_backend;
 
@@ -58,7 +57,7 @@ static mr_status compile(mr_backend *base, const mr_plan *plan, const mr_weights
 static mr_status ceilings(mr_backend *base, uint64_t bytes, mr_ceilings *out, mr_error *err)
 {
     const cpu_backend *backend = (const cpu_backend *)base;
-    return mr_cpu_ceilings(backend->pool, backend->isa, bytes, out, err);
+    return mr_cpu_ceilings(backend->pool, backend->path, bytes, out, err);
 }
 
 static void destroy(mr_backend *base)
@@ -103,8 +102,7 @@ const char *mr_cpu_path_name(mr_cpu_isa isa, bool *runs)
     return path != NULL ? path->name : NULL;
 }
 
-static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **out,
-                             mr_cpu_isa *out_isa, mr_error *err)
+static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **out, mr_error *err)
 {
     static const mr_cpu_isa best_first[] = {MR_CPU_ISA_AVX512_VNNI, MR_CPU_ISA_AVX2,
                                             MR_CPU_ISA_PORTABLE};
@@ -120,7 +118,6 @@ static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **
     }
     if (options->compute == MR_COMPUTE_F32) {
         *out = &mr_cpu_path_reference;
-        *out_isa = MR_CPU_ISA_PORTABLE;
         return MR_OK;
     }
     for (size_t i = 0; i < sizeof(best_first) / sizeof(best_first[0]); i++) {
@@ -131,7 +128,6 @@ static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **
         const mr_cpu_path *path = mr_cpu_fast_path(isa);
         if (path != NULL && cpu_runs(isa)) {
             *out = path;
-            *out_isa = isa;
             return MR_OK;
         }
     }
@@ -144,15 +140,13 @@ static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **
 mr_status mr_cpu_backend_create(const mr_cpu_options *options, mr_backend **out, mr_error *err)
 {
     const mr_cpu_path *path = NULL;
-    mr_cpu_isa isa = MR_CPU_ISA_PORTABLE;
-    MR_TRY(choose_path(options, &path, &isa, err));
+    MR_TRY(choose_path(options, &path, err));
     cpu_backend *backend = mr_calloc(1, sizeof(*backend));
     if (backend == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "cpu backend: out of memory");
     }
     backend->base.vt = &vtable;
     backend->path = path;
-    backend->isa = isa;
     const uint32_t threads = options->threads > 0 ? options->threads : mr_cpu_count();
     const mr_status status = mr_thread_pool_create(threads, &backend->pool, err);
     if (status != MR_OK) {

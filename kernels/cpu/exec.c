@@ -27,23 +27,8 @@ static void *take(mr_cpu_exec *exec, uint64_t count, uint64_t size)
     return mr_alloc_aligned(bytes > 0 ? bytes : 1);
 }
 
-static mr_status check_options(const mr_exec_options *o, mr_error *err)
+static mr_status check_kv_dtype(const mr_exec_options *o, mr_error *err)
 {
-    const uint32_t sizes[] = {o->max_tokens, o->max_seqs, o->max_rows, o->max_context,
-                              o->block_size};
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        if (sizes[i] == 0 || sizes[i] > INT32_MAX) {
-            return mr_fail(err, MR_INVALID_ARGUMENT,
-                           "compile: tokens, sequences, rows, context and block size must be from "
-                           "1 to 2^31 - 1");
-        }
-    }
-    if (o->n_blocks < 2 || (uint64_t)o->n_blocks * o->block_size > UINT32_MAX) {
-        return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "compile: %u KV blocks of %u tokens; at least 2 blocks and at most 2^32 - 1 "
-                       "tokens are possible",
-                       o->n_blocks, o->block_size);
-    }
     if (!mr_kv_dtype_known(o->kv_dtype)) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "kv_cache_dtype",
                              "compile: the CPU keeps keys and values as f32, f16, bf16 or int8");
@@ -61,24 +46,6 @@ static mr_status check_weights(const mr_plan *plan, const mr_cpu_weights *weight
     if (!same) {
         return mr_fail(err, MR_INVALID_ARGUMENT,
                        "compile: the weights were uploaded from another plan");
-    }
-    return MR_OK;
-}
-
-/* Every position that a sequence may have is a row of the learned ones. */
-static mr_status check_positions(const mr_plan *plan, const mr_exec_options *o, mr_error *err)
-{
-    for (uint32_t i = 0; i < plan->n_ops; i++) {
-        const mr_op *op = &plan->ops[i];
-        if (op->kind != MR_OP_EMBED || !op->embed.learned_positions) {
-            continue;
-        }
-        const uint32_t rows = plan->weights[op->embed.positions].n - op->embed.offset;
-        if (o->max_context > rows) {
-            return mr_fail_field(err, MR_INVALID_ARGUMENT, "max_seq_length",
-                                 "compile: %u positions are wanted and the model has learned %u",
-                                 o->max_context, rows);
-        }
     }
     return MR_OK;
 }
@@ -251,9 +218,10 @@ mr_status mr_cpu_exec_create(mr_thread_pool *pool, const mr_plan *plan,
                              const mr_cpu_weights *weights, const mr_exec_options *options,
                              mr_exec **out, mr_error *err)
 {
-    MR_TRY(check_options(options, err));
+    MR_TRY(mr_exec_options_check(plan, options, err));
+    MR_TRY(mr_exec_options_check_blocks(options, err));
+    MR_TRY(check_kv_dtype(options, err));
     MR_TRY(check_weights(plan, weights, err));
-    MR_TRY(check_positions(plan, options, err));
     mr_cpu_exec *exec = mr_calloc(1, sizeof(*exec));
     if (exec == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");

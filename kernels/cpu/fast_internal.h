@@ -14,7 +14,6 @@
 #include "kernels/cpu/internal.h"
 
 typedef struct mr_fast_state {
-    const mr_fast_kernels *kernels;
     uint8_t **quant; /* [n_buffers] → [rows][width / 32] mr_fast_block, NULL: not needed; owns */
     uint8_t *planes; /* [n_buffers] of those blocks */
     bool *quantize;  /* [n_ops]: of the output; for a linear: of its input, first */
@@ -28,7 +27,7 @@ static inline const mr_fast_state *mr_fast_state_of(const mr_cpu_exec *exec)
 
 static inline const mr_fast_kernels *mr_fast_kernels_of(const mr_cpu_exec *exec)
 {
-    return mr_fast_state_of(exec)->kernels;
+    return exec->path->kernels;
 }
 
 static inline bool mr_fast_quantizes(const mr_cpu_exec *exec, const mr_op *op)

@@ -18,7 +18,7 @@ void mr_fast_quantize_row(const mr_cpu_exec *exec, mr_buffer_id id, uint32_t row
     const uint32_t planes = state->planes[id];
     uint8_t *out = state->quant[id] + row * mr_fast_quant_bytes(exec, id) +
                    first / MR_FAST_BLOCK * mr_fast_block_bytes(planes);
-    state->kernels->quantize(mr_cpu_row(exec, id, row) + first, count, planes, out);
+    mr_fast_kernels_of(exec)->quantize(mr_cpu_row(exec, id, row) + first, count, planes, out);
 }
 
 static void quantize_whole_row(const mr_cpu_exec *exec, const mr_op *op, mr_buffer_id id,

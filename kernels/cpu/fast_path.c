@@ -123,13 +123,12 @@ static uint8_t planes_of(const mr_plan *plan, mr_buffer_id id)
     return 1;
 }
 
-static mr_status init(mr_cpu_exec *exec, const mr_fast_kernels *kernels, mr_error *err)
+static mr_status init(mr_cpu_exec *exec, mr_error *err)
 {
     const mr_plan *plan = exec->plan;
     mr_fast_state *state = mr_calloc(1, sizeof(*state));
     exec->path_state = state;
     if (state != NULL) {
-        state->kernels = kernels;
         state->quant = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->quant));
         state->planes = mr_calloc((size_t)plan->n_buffers + 1, sizeof(*state->planes));
         state->quantize = mr_calloc((size_t)plan->n_ops + 1, sizeof(*state->quantize));
@@ -195,11 +194,11 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
 }
 
 /* Fields that every path has; `revision` goes up with every change that changes bits. */
-#define FAST_PATH(isa, init_fn)                                                                    \
+#define FAST_PATH(isa, isa_kernels)                                                                \
     {                                                                                              \
-        .name = (isa), .numerics = "cpu-" isa "/int8a32/1",                                        \
+        .kernels = (isa_kernels), .name = (isa), .numerics = "cpu-" isa "/int8a32/1",              \
         .weight_layout = mr_fast_weight_layout, .weight_pack = mr_fast_weight_pack,                \
-        .scratch_bytes = scratch_bytes, .exec_init = (init_fn), .exec_deinit = deinit,             \
+        .scratch_bytes = scratch_bytes, .exec_init = init, .exec_deinit = deinit,                  \
         .ops = {                                                                                   \
             [MR_OP_EMBED] = mr_fast_op_embed,         [MR_OP_NORM] = mr_fast_op_norm,              \
             [MR_OP_LINEAR] = mr_fast_op_linear,       [MR_OP_ROPE_KV] = mr_fast_op_rope_kv,        \
@@ -209,26 +208,11 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
         },                                                                                         \
     }
 
-static mr_status init_portable(mr_cpu_exec *exec, mr_error *err)
-{
-    return init(exec, &mr_fast_kernels_portable, err);
-}
-
-static const mr_cpu_path portable = FAST_PATH("portable", init_portable);
+static const mr_cpu_path portable = FAST_PATH("portable", &mr_fast_kernels_portable);
 
 #if defined(__x86_64__)
-static mr_status init_avx2(mr_cpu_exec *exec, mr_error *err)
-{
-    return init(exec, &mr_fast_kernels_avx2, err);
-}
-
-static mr_status init_avx512(mr_cpu_exec *exec, mr_error *err)
-{
-    return init(exec, &mr_fast_kernels_avx512, err);
-}
-
-static const mr_cpu_path avx2 = FAST_PATH("avx2", init_avx2);
-static const mr_cpu_path avx512vnni = FAST_PATH("avx512vnni", init_avx512);
+static const mr_cpu_path avx2 = FAST_PATH("avx2", &mr_fast_kernels_avx2);
+static const mr_cpu_path avx512vnni = FAST_PATH("avx512vnni", &mr_fast_kernels_avx512);
 #endif
 
 const mr_cpu_path *mr_cpu_fast_path(mr_cpu_isa isa)

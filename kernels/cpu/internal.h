@@ -130,6 +130,7 @@ typedef void (*mr_cpu_op_fn)(mr_cpu_exec *exec, const mr_op *op, const mr_batch 
                              uint32_t thread, uint32_t threads);
 
 struct mr_cpu_path {
+    const struct mr_fast_kernels *kernels; /* of the instruction set; NULL: the reference */
     const char *name;     /* "reference", "portable", "avx2", "avx512vnni"; info: "cpu-<name>" */
     const char *numerics; /* all that changes bits, revision included: "cpu-reference/f32/1" */
 

@@ -13,32 +13,13 @@ static mr_cuda_exec *exec_of(mr_exec *base)
     return (mr_cuda_exec *)base;
 }
 
-static mr_status check_options(const mr_exec_options *o, mr_error *err)
+static mr_status check_options(const mr_plan *plan, const mr_exec_options *o, mr_error *err)
 {
-    const uint32_t sizes[] = {o->max_tokens, o->max_seqs, o->max_rows, o->max_context,
-                              o->block_size};
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        if (sizes[i] == 0 || sizes[i] > INT32_MAX) {
-            return mr_fail(err, MR_INVALID_ARGUMENT,
-                           "compile: tokens, sequences, rows, context and block size must be from "
-                           "1 to 2^31 - 1");
-        }
-    }
+    MR_TRY(mr_exec_options_check(plan, o, err));
     if (o->kv_dtype != MR_DTYPE_F32 && o->kv_dtype != MR_DTYPE_F16 &&
         o->kv_dtype != MR_DTYPE_BF16) {
         return mr_fail_field(err, MR_UNIMPLEMENTED, "kv_cache_dtype",
                              "the CUDA backend keeps keys and values as f32, f16 or bf16 so far");
-    }
-    return MR_OK;
-}
-
-static mr_status check_blocks(const mr_exec_options *o, mr_error *err)
-{
-    if (o->n_blocks < 2 || (uint64_t)o->n_blocks * o->block_size > UINT32_MAX) {
-        return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "compile: %u KV blocks of %u tokens; at least 2 blocks and at most 2^32 - 1 "
-                       "tokens are possible",
-                       o->n_blocks, o->block_size);
     }
     return MR_OK;
 }
@@ -393,8 +374,8 @@ mr_status mr_cuda_exec_create(mr_cuda_backend *backend, const mr_plan *plan,
                               const mr_cuda_weights *weights, const mr_exec_options *options,
                               mr_exec **out, mr_error *err)
 {
-    MR_TRY(check_options(options, err));
-    MR_TRY(check_blocks(options, err));
+    MR_TRY(check_options(plan, options, err));
+    MR_TRY(mr_exec_options_check_blocks(options, err));
     MR_TRY(check_weights(plan, weights, err));
     mr_cuda_exec *exec = mr_calloc(1, sizeof(*exec));
     if (exec == NULL) {
@@ -417,7 +398,7 @@ mr_status mr_cuda_exec_create(mr_cuda_backend *backend, const mr_plan *plan,
 mr_status mr_cuda_kv_room(const mr_cuda_backend *backend, const mr_plan *plan,
                           const mr_exec_options *options, uint64_t *bytes, mr_error *err)
 {
-    MR_TRY(check_options(options, err));
+    MR_TRY(check_options(plan, options, err));
     mr_exec_options without = *options;
     without.n_blocks = 0;
     mr_cuda_sizes sizes;

@@ -638,6 +638,39 @@ static void test_unknown_shapes_are_refused(void **state)
     assert_clean();
 }
 
+/* The GPU would read rows behind the table of learned positions. */
+static void test_more_positions_than_were_learned_are_refused(void **state)
+{
+    (void)state;
+    const tiny_dims dims = tiny_dims_default();
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    mr_backend *backend = open_backend(MR_DTYPE_BF16);
+    mr_weights *weights = NULL;
+    mr_exec *exec = NULL;
+    mr_error err = {0};
+    mr_op_embed *embed = &tiny.plan->ops[0].embed;
+    assert_int_equal(tiny.plan->ops[0].kind, MR_OP_EMBED);
+    embed->learned_positions = true;
+    embed->positions = embed->table;
+    embed->offset = dims.vocab - 10;
+    assert_int_equal(backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err), MR_OK);
+    mr_exec_options options = small_options();
+    options.max_context = 11;
+    uint64_t room = 0;
+    assert_int_equal(backend->vt->kv_room(backend, tiny.plan, &options, &room, &err),
+                     MR_INVALID_ARGUMENT);
+    assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
+                     MR_INVALID_ARGUMENT);
+    assert_string_equal(err.field, "max_seq_length");
+    options.max_context = 10;
+    assert_int_equal(backend->vt->kv_room(backend, tiny.plan, &options, &room, &err), MR_OK);
+    backend->vt->weights_destroy(backend, weights);
+    backend->vt->destroy(backend);
+    tiny_plan_destroy(&tiny);
+    assert_clean();
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -660,6 +693,7 @@ int main(void)
         cmocka_unit_test_setup(test_a_batch_out_of_bounds_harms_nothing, setup),
         cmocka_unit_test_setup(test_block_copies_go_one_by_one, setup),
         cmocka_unit_test_setup(test_unknown_shapes_are_refused, setup),
+        cmocka_unit_test_setup(test_more_positions_than_were_learned_are_refused, setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
