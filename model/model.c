@@ -300,16 +300,6 @@ static mr_status load_directory(mr_model *model, const char *dir, mr_error *err)
 
 /* ---- opening ---- */
 
-/* NULL when memory is short. */
-static mr_model *make_model(void)
-{
-    mr_model *model = mr_calloc(1, sizeof(*model));
-    if (model != NULL) {
-        model->config.sampling = (mr_sampling_defaults){NAN, NAN, NAN, NAN, NAN};
-    }
-    return model;
-}
-
 /* Words of a file may be in a message; what moves a terminal's cursor must not be. */
 static void clean_message(char *text)
 {
@@ -320,48 +310,62 @@ static void clean_message(char *text)
     }
 }
 
-/* Closes the model unless status is OK; the message gets the path. */
-static mr_status finish_open(mr_model *model, mr_status status, const char *label, mr_error *local,
-                             mr_model **out, mr_error *err)
+/* What is opened. */
+typedef struct opening {
+    const char *label;    /* its path, for messages too */
+    bool directory;       /* else a file */
+    bool text_only;       /* what handles text, and no more */
+    const uint64_t *seed; /* of a directory: its weights are made of this; NULL: they are there */
+    mr_file_map map;      /* of a file, taken; empty when it is the caller's memory */
+    const void *data;     /* of a file */
+    size_t size;
+} opening;
+
+static mr_status load_text(mr_model *model, const opening *from, mr_error *err)
 {
+    if (from->directory) {
+        mr_hf_text text;
+        MR_TRY(mr_hf_text_open(from->label, &text, err));
+        model->tokenizer = text.tokenizer;
+        model->chat = text.chat;
+        return MR_OK;
+    }
+    MR_TRY(mr_gguf_create(from->data, from->size, &model->gguf, err));
+    MR_TRY(mr_gguf_read_tokenizer(model->gguf, UINT32_MAX, &model->tokenizer, err));
+    return mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err);
+}
+
+static mr_status load(mr_model *model, const opening *from, mr_error *err)
+{
+    if (from->text_only) {
+        return load_text(model, from, err);
+    }
+    return from->directory ? load_directory(model, from->label, err)
+                           : load_gguf(model, from->data, from->size, from->label, err);
+}
+
+/* Gives the model; the message of a failure gets the path. */
+static mr_status open_source(opening from, mr_model **out, mr_error *err)
+{
+    mr_model *model = mr_calloc(1, sizeof(*model));
+    if (model == NULL) {
+        mr_file_map_close(&from.map);
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
+    }
+    model->config.sampling = (mr_sampling_defaults){NAN, NAN, NAN, NAN, NAN};
+    model->map = from.map;
+    model->random = from.seed != NULL;
+    model->random_seed = from.seed != NULL ? *from.seed : 0;
+    mr_error local = {0};
+    const mr_status status = load(model, &from, &local);
     if (status != MR_OK) {
         char shown[SHOWN_PATH_BYTES];
         mr_model_close(model);
-        clean_message(local->message);
-        return mr_fail(err, status, "%s: %s", shown_path(label, shown), local->message);
+        clean_message(local.message);
+        return mr_fail(err, status, "%s: %s", shown_path(from.label, shown), local.message);
     }
     *out = model;
     return MR_OK;
-}
-
-/* Takes the mapping. */
-static mr_status open_map(mr_file_map map, const void *data, size_t size, const char *label,
-                          mr_model **out, mr_error *err)
-{
-    mr_error local = {0};
-    mr_model *model = make_model();
-    if (model == NULL) {
-        mr_file_map_close(&map);
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
-    }
-    model->map = map;
-    const mr_status status = load_gguf(model, data, size, label, &local);
-    return finish_open(model, status, label, &local, out, err);
-}
-
-/* `seed` NULL: the weights are the directory's. */
-static mr_status open_directory(const char *dir, const uint64_t *seed, mr_model **out,
-                                mr_error *err)
-{
-    mr_error local = {0};
-    mr_model *model = make_model();
-    if (model == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
-    }
-    model->random = seed != NULL;
-    model->random_seed = seed != NULL ? *seed : 0;
-    const mr_status status = load_directory(model, dir, &local);
-    return finish_open(model, status, dir, &local, out, err);
 }
 
 static bool is_directory(const char *path)
@@ -370,15 +374,26 @@ static bool is_directory(const char *path)
     return stat(path, &info) == 0 && S_ISDIR(info.st_mode);
 }
 
+static mr_status open_path(const char *path, bool text_only, mr_model **out, mr_error *err)
+{
+    opening from = {.label = path, .directory = is_directory(path), .text_only = text_only};
+    *out = NULL;
+    if (!from.directory) {
+        MR_TRY(mr_file_map_open(path, &from.map, err));
+        from.data = from.map.data;
+        from.size = from.map.size;
+    }
+    return open_source(from, out, err);
+}
+
 mr_status mr_model_open(const char *path, mr_model **out, mr_error *err)
 {
-    *out = NULL;
-    if (is_directory(path)) {
-        return open_directory(path, NULL, out, err);
-    }
-    mr_file_map map;
-    MR_TRY(mr_file_map_open(path, &map, err));
-    return open_map(map, map.data, map.size, path, out, err);
+    return open_path(path, false, out, err);
+}
+
+mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
+{
+    return open_path(path, true, out, err);
 }
 
 mr_status mr_model_open_random(const char *path, uint64_t seed, mr_model **out, mr_error *err)
@@ -390,47 +405,14 @@ mr_status mr_model_open_random(const char *path, uint64_t seed, mr_model **out, 
                              "%s: load_format random takes a directory with a config.json",
                              shown_path(path, shown));
     }
-    return open_directory(path, &seed, out, err);
+    return open_source((opening){.label = path, .directory = true, .seed = &seed}, out, err);
 }
 
 mr_status mr_model_open_memory(const void *data, size_t size, const char *label, mr_model **out,
                                mr_error *err)
 {
     *out = NULL;
-    return open_map((mr_file_map){0}, data, size, label, out, err);
-}
-
-static mr_status load_text(mr_model *model, const char *path, bool directory, mr_error *err)
-{
-    if (directory) {
-        mr_hf_text text;
-        MR_TRY(mr_hf_text_open(path, &text, err));
-        model->tokenizer = text.tokenizer;
-        model->chat = text.chat;
-        return MR_OK;
-    }
-    MR_TRY(mr_gguf_create(model->map.data, model->map.size, &model->gguf, err));
-    MR_TRY(mr_gguf_read_tokenizer(model->gguf, UINT32_MAX, &model->tokenizer, err));
-    return mr_gguf_read_chat(model->gguf, model->tokenizer, &model->chat, err);
-}
-
-mr_status mr_model_open_text(const char *path, mr_model **out, mr_error *err)
-{
-    *out = NULL;
-    const bool directory = is_directory(path);
-    mr_file_map map = {0};
-    if (!directory) {
-        MR_TRY(mr_file_map_open(path, &map, err));
-    }
-    mr_error local = {0};
-    mr_model *model = make_model();
-    if (model == NULL) {
-        mr_file_map_close(&map);
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to open a model");
-    }
-    model->map = map;
-    const mr_status status = load_text(model, path, directory, &local);
-    return finish_open(model, status, path, &local, out, err);
+    return open_source((opening){.label = label, .data = data, .size = size}, out, err);
 }
 
 void mr_model_close(mr_model *model)

@@ -129,6 +129,18 @@ static mr_status list_bytes(const mr_tokenizer *tokenizer, const mr_ids *ids,
     return MR_OK;
 }
 
+/* A call that was not answered gets its error; what was read is freed. */
+static void close_call(mr_call *call, ProtobufCMessage *message, mr_status status,
+                       const mr_error *err)
+{
+    if (status != MR_OK) {
+        mr_call_finish(call, NULL, err);
+    }
+    if (message != NULL) {
+        mr_codec_free(message);
+    }
+}
+
 static void begin_tokenize(mr_call *call)
 {
     mr_error err = {0};
@@ -150,12 +162,7 @@ static void begin_tokenize(mr_call *call)
     answer(call, &response.base);
 
 cleanup:
-    if (status != MR_OK) {
-        mr_call_finish(call, NULL, &err);
-    }
-    if (message != NULL) {
-        mr_codec_free(message);
-    }
+    close_call(call, message, status, &err);
     mr_ids_deinit(&ids);
     free(raw);
 }
@@ -194,12 +201,7 @@ static void begin_detokenize(mr_call *call)
     answer(call, &response.base);
 
 cleanup:
-    if (status != MR_OK) {
-        mr_call_finish(call, NULL, &err);
-    }
-    if (message != NULL) {
-        mr_codec_free(message);
-    }
+    close_call(call, message, status, &err);
     mr_buffer_deinit(&text);
 }
 
