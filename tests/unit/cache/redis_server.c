@@ -17,9 +17,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#define WAIT_TURNS 1000 /* of 10 ms */
-
-static void pause_ms(long ms)
+void redis_server_pause(long ms)
 {
     const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
     nanosleep(&pause, NULL);
@@ -85,7 +83,7 @@ static void spawn(redis_server *server)
     if (server->pid == 0) {
         run_server(server);
     }
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
+    for (int turn = 0; turn < REDIS_SERVER_TURNS; turn++) {
         if (answers(server)) {
             return;
         }
@@ -93,7 +91,7 @@ static void spawn(redis_server *server)
         if (waitpid(server->pid, &status, WNOHANG) == server->pid) {
             fail_msg("redis-server ended with status %d", status);
         }
-        pause_ms(10);
+        redis_server_pause(5);
     }
     fail_msg("redis-server does not answer");
 }
@@ -177,4 +175,27 @@ const char *redis_server_ask(const redis_server *server, const char *name, const
     freeReplyObject(reply);
     redisFree(redis);
     return text;
+}
+
+void redis_server_wait_reply(const redis_server *server, const char *wanted, const char *name,
+                             const char *first)
+{
+    for (int turn = 0; turn < REDIS_SERVER_TURNS; turn++) {
+        if (strcmp(redis_server_ask(server, name, first, NULL, NULL), wanted) == 0) {
+            return;
+        }
+        redis_server_pause(5);
+    }
+    fail_msg("%s %s is not %s", name, first, wanted);
+}
+
+void redis_server_wait_available(mr_redis_link *link, bool wanted)
+{
+    for (int turn = 0; turn < REDIS_SERVER_TURNS; turn++) {
+        if (mr_redis_link_available(link) == wanted) {
+            return;
+        }
+        redis_server_pause(5);
+    }
+    fail_msg("the link never became %s", wanted ? "available" : "unavailable");
 }

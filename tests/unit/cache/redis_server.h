@@ -3,6 +3,8 @@
 #ifndef MILLRACE_TESTS_REDIS_SERVER_H
 #define MILLRACE_TESTS_REDIS_SERVER_H
 
+#include "cache/redis_link.h"
+
 #include <stdbool.h>
 #include <sys/types.h>
 
@@ -26,5 +28,13 @@ void redis_server_end(redis_server *server);
  * they are, "" for nil, an array's elements with a space between. */
 const char *redis_server_ask(const redis_server *server, const char *name, const char *first,
                              const char *second, const char *third);
+
+/* How long a test waits for what must come: so many turns, with redis_server_pause(5) between. */
+#define REDIS_SERVER_TURNS 2000
+void redis_server_pause(long ms);
+/* Both fail the test when it does not come. */
+void redis_server_wait_reply(const redis_server *server, const char *wanted, const char *name,
+                             const char *first);
+void redis_server_wait_available(mr_redis_link *link, bool wanted);
 
 #endif

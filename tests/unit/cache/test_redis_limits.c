@@ -18,17 +18,9 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define WAIT_TURNS 2000 /* of 5 ms */
-#define TENANT     "acme"
-#define REPLICAS   2
-
-static void pause_ms(long ms)
-{
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&pause, NULL);
-}
+#define TENANT   "acme"
+#define REPLICAS 2
 
 /* The monotonic clock, so many nanoseconds off. */
 static uint64_t read_shifted(void *ctx)
@@ -50,17 +42,6 @@ typedef struct bench {
     char requests[64], tokens[64], leases[64]; /* keys */
 } bench;
 
-static void wait_available(mr_redis_link *link, bool wanted)
-{
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
-        if (mr_redis_link_available(link) == wanted) {
-            return;
-        }
-        pause_ms(5);
-    }
-    fail_msg("the link never became %s", wanted ? "available" : "unavailable");
-}
-
 static void open_replica(replica *r, const char *url_text, mr_rate_mode mode, uint64_t timeout_ms)
 {
     mr_redis_url url;
@@ -74,7 +55,7 @@ static void open_replica(replica *r, const char *url_text, mr_rate_mode mode, ui
     };
     assert_int_equal(mr_rate_limiter_create(&options, &r->limiter, NULL), MR_OK);
     assert_int_equal(mr_redis_link_start(r->link, NULL), MR_OK);
-    wait_available(r->link, true);
+    redis_server_wait_available(r->link, true);
 }
 
 static bool open_bench(bench *b, mr_rate_mode mode, uint64_t timeout_ms)
@@ -316,14 +297,9 @@ static void test_redis_limits_leases_survive_a_restart(void **state)
     assert_true(take(&b.replicas[1], &second, &limits, 1)->granted);
     redis_server_restart(&b.server);
     for (int i = 0; i < REPLICAS; i++) {
-        wait_available(b.replicas[i].link, true);
+        redis_server_wait_available(b.replicas[i].link, true);
     }
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
-        if (strcmp(redis_server_ask(&b.server, "ZCARD", b.leases, NULL, NULL), "2") == 0) {
-            break;
-        }
-        pause_ms(5);
-    }
+    redis_server_wait_reply(&b.server, "2", "ZCARD", b.leases);
     assert_int_equal(take(&b.replicas[0], &third, &limits, 1)->short_of, MR_RATE_CONCURRENT);
     mr_rate_limiter_finish(&first.ticket, 1);
     mr_rate_limiter_finish(&second.ticket, 1);
@@ -344,8 +320,8 @@ static void test_redis_limits_leases_are_renewed(void **state)
     assert_true(take(&b.replicas[0], &held, &limits, 1)->granted);
     redis_server_ask(&b.server, "DEL", b.leases, NULL, NULL);
     const char *count = "0";
-    for (int turn = 0; turn < 2 * WAIT_TURNS && strcmp(count, "0") == 0; turn++) {
-        pause_ms(5);
+    for (int turn = 0; turn < 2 * REDIS_SERVER_TURNS && strcmp(count, "0") == 0; turn++) {
+        redis_server_pause(5);
         count = redis_server_ask(&b.server, "ZCARD", b.leases, NULL, NULL);
     }
     assert_string_equal(count, "1");
@@ -425,7 +401,7 @@ static void test_redis_limits_down_by_mode_E3(void **state)
         assert_true(take(r, &a, &limits, 1)->granted);
         assert_true(take(r, &a, &limits, 1)->granted);
         redis_server_kill(&b.server);
-        wait_available(r->link, false);
+        redis_server_wait_available(r->link, false);
         int granted = 0;
         for (int i = 0; i < 8; i++) {
             const mr_rate_decision *decision = take(r, &a, &limits, 1);
@@ -438,7 +414,7 @@ static void test_redis_limits_down_by_mode_E3(void **state)
         assert_decisions(r, MR_RATE_BY_REDIS, 2);
         assert_decisions(r, modes[m], 8);
         redis_server_restart(&b.server);
-        wait_available(r->link, true);
+        redis_server_wait_available(r->link, true);
         assert_int_equal(take(r, &a, &limits, 1)->mode, MR_RATE_BY_REDIS);
         close_bench(&b);
     }
@@ -462,11 +438,11 @@ static void test_redis_limits_stalled_decides_and_undoes_E3(void **state)
     assert_int_equal(decision->short_of, MR_RATE_UNKNOWN);
     assert_int_equal(a.decisions, 1);
     /* Asked after the pause: the lease that came late is gone again. */
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
+    for (int turn = 0; turn < REDIS_SERVER_TURNS; turn++) {
         if (take(&b.replicas[0], &a, &limits, 1)->mode == MR_RATE_BY_REDIS) {
             break;
         }
-        pause_ms(5);
+        redis_server_pause(5);
     }
     assert_int_equal(a.ticket.decision.mode, MR_RATE_BY_REDIS);
     assert_true(a.ticket.decision.granted);
@@ -487,13 +463,13 @@ static void test_redis_limits_lost_release_is_sent_again(void **state)
     assert_true(take(&b.replicas[0], &first, &limits, 1)->granted);
     redis_server_ask(&b.server, "CLIENT", "PAUSE", "1500", NULL);
     mr_rate_limiter_finish(&first.ticket, 1);
-    wait_available(b.replicas[0].link, false);
-    wait_available(b.replicas[0].link, true);
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
+    redis_server_wait_available(b.replicas[0].link, false);
+    redis_server_wait_available(b.replicas[0].link, true);
+    for (int turn = 0; turn < REDIS_SERVER_TURNS; turn++) {
         if (take(&b.replicas[1], &second, &limits, 1)->granted) {
             break;
         }
-        pause_ms(5);
+        redis_server_pause(5);
     }
     assert_true(second.ticket.decision.granted);
     close_bench(&b);

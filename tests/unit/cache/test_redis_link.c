@@ -15,15 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
-
-#define WAIT_TURNS 2000 /* of 5 ms */
-
-static void pause_ms(long ms)
-{
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&pause, NULL);
-}
 
 typedef struct bench {
     redis_server server;
@@ -46,17 +37,6 @@ static void close_bench(bench *b)
 {
     mr_redis_link_destroy(b->link);
     redis_server_end(&b->server);
-}
-
-static void wait_available(mr_redis_link *link, bool wanted)
-{
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
-        if (mr_redis_link_available(link) == wanted) {
-            return;
-        }
-        pause_ms(5);
-    }
-    fail_msg("the link never became %s", wanted ? "available" : "unavailable");
 }
 
 /* A command that remembers its end. */
@@ -113,8 +93,8 @@ static uint32_t ends_of(probe *p)
 /* Waits for the end, which may not come twice. */
 static void assert_ends(probe *p, mr_status status)
 {
-    for (int turn = 0; turn < WAIT_TURNS && ends_of(p) == 0; turn++) {
-        pause_ms(5);
+    for (int turn = 0; turn < REDIS_SERVER_TURNS && ends_of(p) == 0; turn++) {
+        redis_server_pause(5);
     }
     assert_int_equal(ends_of(p), 1);
     assert_int_equal(p->status, status);
@@ -129,7 +109,7 @@ static void test_redis_link_pipelines_in_order(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     enum { N = 1000 };
     probe *probes = calloc(N, sizeof(*probes));
     assert_non_null(probes);
@@ -161,7 +141,7 @@ static void test_redis_link_one_command_of_many_replies(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     probe p;
     fill(&p, "INCR", "a", 10000);
     for (int i = 0; i < 99; i++) {
@@ -183,7 +163,7 @@ static void test_redis_link_error_replies_are_replies(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     probe p;
     fill(&p, "NOSUCH", "x", 10000);
     assert_true(mr_redis_link_submit(b.link, &p.command));
@@ -203,7 +183,7 @@ static void test_redis_link_logs_in(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     mr_redis_link_destroy(b.link);
     /* With a wrong password it goes on without, and tries again. */
     mr_redis_url url;
@@ -211,7 +191,7 @@ static void test_redis_link_logs_in(void **state)
     strcpy(url.password, "wrong");
     assert_int_equal(mr_redis_link_create(&url, &b.link, NULL), MR_OK);
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    pause_ms(100);
+    redis_server_pause(100);
     assert_false(mr_redis_link_available(b.link));
     close_bench(&b);
 }
@@ -231,7 +211,7 @@ static void test_redis_link_takes_nothing_while_down(void **state)
     assert_int_equal(ends_of(&p), 0);
     mr_redis_command_deinit(&p.command);
     redis_server_restart(&b.server);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     close_bench(&b);
 }
 
@@ -244,7 +224,7 @@ static void test_redis_link_disconnect_ends_all_once_E5(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     enum { N = 600 }; /* more than the window */
     probe *probes = calloc(N, sizeof(*probes));
     assert_non_null(probes);
@@ -257,9 +237,9 @@ static void test_redis_link_disconnect_ends_all_once_E5(void **state)
     for (int i = 0; i < N; i++) {
         assert_ends(&probes[i], MR_UNAVAILABLE);
     }
-    wait_available(b.link, false);
+    redis_server_wait_available(b.link, false);
     redis_server_restart(&b.server);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     for (int i = 0; i < N; i++) {
         assert_int_equal(probes[i].ends, 1);
     }
@@ -282,7 +262,7 @@ static void test_redis_link_stalled_E3_E5(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     redis_server_ask(&b.server, "CLIENT", "PAUSE", "400", NULL);
     probe probes[3];
     for (int i = 0; i < 3; i++) {
@@ -293,11 +273,11 @@ static void test_redis_link_stalled_E3_E5(void **state)
         assert_ends(&probes[i], MR_DEADLINE_EXCEEDED);
         assert_int_equal(probes[i].replies, 0);
     }
-    wait_available(b.link, false);
+    redis_server_wait_available(b.link, false);
     mr_redis_link_stats stats;
     mr_redis_link_stats_get(b.link, &stats);
     assert_true(stats.connected);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     mr_redis_link_stats_get(b.link, &stats);
     assert_int_equal(stats.connects, 1); /* the same connection, its late replies dropped */
     probe p;
@@ -321,13 +301,13 @@ static void test_redis_link_silent_connection_is_given_up(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     redis_server_ask(&b.server, "CLIENT", "PAUSE", "1500", NULL);
     probe p;
     fill(&p, "GET", "a", 60000);
     assert_true(mr_redis_link_submit(b.link, &p.command));
     assert_ends(&p, MR_UNAVAILABLE);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     mr_redis_link_stats stats;
     mr_redis_link_stats_get(b.link, &stats);
     assert_int_equal(stats.connects, 2);
@@ -358,7 +338,7 @@ static void test_redis_link_loads_scripts_once_E5(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     probe p;
     evaluate(b.link, &p, &add_script);
     assert_ends(&p, MR_OK);
@@ -390,7 +370,7 @@ static void test_redis_link_bounds_what_waits(void **state)
         skip();
     }
     assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
-    wait_available(b.link, true);
+    redis_server_wait_available(b.link, true);
     redis_server_ask(&b.server, "CLIENT", "PAUSE", "60000", NULL);
     enum { N = 8192 };
     probe *probes = calloc(N, sizeof(*probes));

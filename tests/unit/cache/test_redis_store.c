@@ -16,16 +16,8 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
-#define WAIT_TURNS 2000 /* of 5 ms */
-#define CHAIN      100u
-
-static void pause_ms(long ms)
-{
-    const struct timespec pause = {.tv_sec = ms / 1000, .tv_nsec = ms % 1000 * 1000000};
-    nanosleep(&pause, NULL);
-}
+#define CHAIN 100u
 
 static uint64_t virtual_now;
 
@@ -95,12 +87,12 @@ static uint32_t blocks_of(mr_metadata_store *store, const char *id)
 static void assert_sees(mr_metadata_store *store, const char *id, uint32_t wanted)
 {
     uint32_t blocks = 0;
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
+    for (int turn = 0; turn < REDIS_SERVER_TURNS; turn++) {
         blocks = blocks_of(store, id);
         if (blocks == wanted) {
             return;
         }
-        pause_ms(5);
+        redis_server_pause(5);
     }
     fail_msg("%s has %u blocks, %u are wanted", id, blocks, wanted);
 }
@@ -126,10 +118,7 @@ static void open_replica(replica *r, const redis_server *server, const char *id)
     assert_int_equal(mr_redis_link_create(&url, &r->link, NULL), MR_OK);
     assert_int_equal(mr_redis_store_create(&self, r->link, &r->store, NULL), MR_OK);
     assert_int_equal(mr_redis_link_start(r->link, NULL), MR_OK);
-    for (int turn = 0; turn < WAIT_TURNS && !mr_redis_link_available(r->link); turn++) {
-        pause_ms(5);
-    }
-    assert_true(mr_redis_link_available(r->link));
+    redis_server_wait_available(r->link, true);
 }
 
 static void close_replica(replica *r)
@@ -222,12 +211,7 @@ static void test_redis_store_keys(void **state)
     open_replica(&one, &server, "one");
     mr_metadata_store_publish(one.store, block(0x62), 1); /* its bytes are 0x63 */
     static const char key[] = "millrace:1:px:63636363636363636363636363636363";
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
-        if (strcmp(redis_server_ask(&server, "EXISTS", key, NULL, NULL), "1") == 0) {
-            break;
-        }
-        pause_ms(5);
-    }
+    redis_server_wait_reply(&server, "1", "EXISTS", key);
     char epoch[32];
     snprintf(epoch, sizeof(epoch), "%s", redis_server_ask(&server, "HGET", key, "one", NULL));
     assert_int_equal(strlen(epoch), 16);
@@ -270,12 +254,12 @@ static void test_redis_store_replicas_see_each_other(void **state)
     assert_int_equal(q.lookup.n_claims, 2);
     assert_int_equal(q.lookup.claims[0].blocks, 5);
     mr_metadata_store_set_state(two.store, "draining");
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
+    for (int turn = 0; turn < REDIS_SERVER_TURNS; turn++) {
         look_up(one.store, &q, CHAIN);
         if (strcmp(q.lookup.claims[0].replica.state, "draining") == 0) {
             break;
         }
-        pause_ms(5);
+        redis_server_pause(5);
     }
     assert_string_equal(q.lookup.claims[0].replica.state, "draining");
     close_replica(&two);
@@ -343,21 +327,13 @@ static void test_redis_store_reset_forgets_what_waits_X5(void **state)
     replica one;
     open_replica(&one, &server, "one");
     redis_server_kill(&server);
-    while (mr_redis_link_available(one.link)) {
-        pause_ms(1);
-    }
+    redis_server_wait_available(one.link, false);
     mr_metadata_store_publish(one.store, chain(), 5);
     mr_metadata_store_reset(one.store);
     mr_metadata_store_publish(one.store, block(5), 1);
     redis_server_restart(&server);
-    for (int turn = 0; turn < WAIT_TURNS; turn++) {
-        if (strcmp(redis_server_ask(&server, "EXISTS",
-                                    "millrace:1:px:06060606060606060606060606060606", NULL, NULL),
-                   "1") == 0) {
-            break;
-        }
-        pause_ms(5);
-    }
+    redis_server_wait_reply(&server, "1", "EXISTS",
+                            "millrace:1:px:06060606060606060606060606060606");
     assert_string_equal(redis_server_ask(&server, "KEYS", "millrace:1:px:*", NULL, NULL),
                         "millrace:1:px:06060606060606060606060606060606");
     close_replica(&one);
@@ -375,13 +351,7 @@ static void test_redis_store_refreshes_its_record_X5(void **state)
     replica one;
     open_replica(&one, &server, "one");
     for (int refresh = 0; refresh < 2; refresh++) {
-        for (int turn = 0; turn < WAIT_TURNS; turn++) {
-            if (strcmp(redis_server_ask(&server, "EXISTS", "millrace:1:replica:one", NULL, NULL),
-                       "1") == 0) {
-                break;
-            }
-            pause_ms(5);
-        }
+        redis_server_wait_reply(&server, "1", "EXISTS", "millrace:1:replica:one");
         const char *left = redis_server_ask(&server, "PTTL", "millrace:1:replica:one", NULL, NULL);
         assert_true(atoi(left) > 0 && atoi(left) <= (int)MR_STORE_RECORD_MS);
         redis_server_ask(&server, "DEL", "millrace:1:replica:one", NULL, NULL);
@@ -401,9 +371,7 @@ static void test_redis_store_down_drops_and_counts(void **state)
     replica one;
     open_replica(&one, &server, "one");
     redis_server_kill(&server);
-    while (mr_redis_link_available(one.link)) {
-        pause_ms(1);
-    }
+    redis_server_wait_available(one.link, false);
     question q;
     look_up(one.store, &q, CHAIN);
     assert_int_equal(q.status, MR_UNAVAILABLE);
@@ -415,9 +383,7 @@ static void test_redis_store_down_drops_and_counts(void **state)
     assert_int_equal(stats.dropped, 20000 - 16384);
     redis_server_restart(&server);
     assert_int_equal(stats.published, 0);
-    for (int turn = 0; turn < WAIT_TURNS && !mr_redis_link_available(one.link); turn++) {
-        pause_ms(5);
-    }
+    redis_server_wait_available(one.link, true);
     assert_sees(one.store, "one", CHAIN);
     close_replica(&one);
     redis_server_end(&server);
