@@ -2,7 +2,7 @@
 /* The CUDA backend against the scalar reference, on small random models of odd shapes: prompts in
  * chunks of every kind, decoding with and without graphs, neighbours. */
 #include "gpu.h"
-#include "tiny_plan.h"
+#include "tiny_schedule.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -15,13 +15,6 @@
 #include <cmocka.h>
 
 enum { LENGTH = 301, VOCAB = 96 };
-
-/* How the tokens of a sequence are cut into steps, and what else is in them. */
-typedef struct schedule {
-    uint32_t prefill;    /* tokens that come in chunks; the rest come one by one */
-    uint32_t chunk;      /* tokens a step */
-    uint32_t neighbours; /* other sequences, fed alike, before it */
-} schedule;
 
 static mr_exec_options wide_options(mr_dtype kv)
 {
@@ -36,64 +29,7 @@ static mr_exec_options wide_options(mr_dtype kv)
     return options;
 }
 
-static void make_tokens(uint64_t seed, int32_t *tokens, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        tokens[i] = (int32_t)(tiny_random(&seed) % VOCAB);
-    }
-}
-
-/* Logits [LENGTH][VOCAB] of one sequence. */
-static float *run(mr_backend *backend, const tiny_plan *tiny, const mr_exec_options *options,
-                  schedule how)
-{
-    int32_t tokens[LENGTH];
-    int32_t others[LENGTH];
-    float *logits = malloc(LENGTH * VOCAB * sizeof(*logits));
-    assert_non_null(logits);
-    make_tokens(7, tokens, LENGTH);
-    make_tokens(8, others, LENGTH);
-    tiny_session session;
-    tiny_session_create(tiny, backend, options, &session);
-    for (uint32_t start = 0, count; start < LENGTH; start += count) {
-        const bool prefill = start < how.prefill;
-        const uint32_t left = (prefill ? how.prefill : LENGTH) - start;
-        count = !prefill ? 1 : left < how.chunk ? left : how.chunk;
-        mr_batch_reset(session.storage);
-        for (uint32_t slot = 0; slot < how.neighbours; slot++) {
-            tiny_feed(&session, slot, others + start, start, count, false);
-        }
-        tiny_feed(&session, how.neighbours, tokens + start, start, count, true);
-        mr_step_output out;
-        tiny_run(&session, &out);
-        assert_int_equal(out.n_rows, how.neighbours + count);
-        memcpy(logits + (size_t)start * VOCAB, out.logits + (size_t)how.neighbours * VOCAB,
-               (size_t)count * VOCAB * sizeof(*logits));
-    }
-    tiny_session_destroy(&session);
-    return logits;
-}
-
-/* Largest error of a row, relative to the length of the row. */
-static double distance(const float *a, const float *b)
-{
-    double worst = 0;
-    for (uint32_t row = 0; row < LENGTH; row++) {
-        double error = 0;
-        double length = 0;
-        for (uint32_t i = 0; i < VOCAB; i++) {
-            const double x = (double)a[row * VOCAB + i];
-            const double y = (double)b[row * VOCAB + i];
-            error += (x - y) * (x - y);
-            length += y * y;
-        }
-        const double relative = sqrt(error / length);
-        worst = relative > worst || isnan(relative) ? relative : worst;
-    }
-    return worst;
-}
-
-static const schedule ways[] = {
+static const tiny_schedule ways[] = {
     {.prefill = LENGTH, .chunk = LENGTH}, /* one prompt */
     {.prefill = 20, .chunk = 7},          /* then decoding, past two splits */
     {.prefill = 290, .chunk = 130, .neighbours = 2},
@@ -128,10 +64,10 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
         tiny_plan_create(&typed, &tiny);
         mr_backend *backend = gpu_backend(precisions[p].compute);
         mr_backend *reference = gpu_reference();
-        float *expected = run(reference, &tiny, &on_cpu, ways[0]);
+        float *expected = tiny_logits(reference, &tiny, &on_cpu, LENGTH, ways[0]);
         for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-            float *logits = run(backend, &tiny, &on_gpu, ways[w]);
-            const double found = distance(logits, expected);
+            float *logits = tiny_logits(backend, &tiny, &on_gpu, LENGTH, ways[w]);
+            const double found = tiny_distance(logits, expected, LENGTH, VOCAB);
             double allowed = precisions[p].tolerance;
             if (on_gpu.kv_dtype != MR_DTYPE_F32 && allowed < 2e-2) {
                 allowed = on_gpu.kv_dtype == MR_DTYPE_F16 ? 6e-3 : 2e-2;
@@ -241,9 +177,9 @@ static void test_stored_types(void **state)
         tiny_plan_create(&dims, &tiny);
         mr_backend *backend = gpu_backend(MR_DTYPE_F32);
         mr_backend *reference = gpu_reference();
-        float *expected = run(reference, &tiny, &options, ways[0]);
-        float *logits = run(backend, &tiny, &options, ways[0]);
-        const double found = distance(logits, expected);
+        float *expected = tiny_logits(reference, &tiny, &options, LENGTH, ways[0]);
+        float *logits = tiny_logits(backend, &tiny, &options, LENGTH, ways[0]);
+        const double found = tiny_distance(logits, expected, LENGTH, VOCAB);
         if (!(found <= 2e-5)) {
             fail_msg("%s: relative error %g", mr_dtype_info_get(dtype)->name, found);
         }
@@ -267,8 +203,8 @@ static void test_two_runs_are_bit_equal_D4(void **state)
     tiny_plan_create(&dims, &tiny);
     mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
     for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-        float *first = run(backend, &tiny, &options, ways[w]);
-        float *second = run(backend, &tiny, &options, ways[w]);
+        float *first = tiny_logits(backend, &tiny, &options, LENGTH, ways[w]);
+        float *second = tiny_logits(backend, &tiny, &options, LENGTH, ways[w]);
         assert_memory_equal(first, second, LENGTH * VOCAB * sizeof(float));
         free(first);
         free(second);
@@ -289,7 +225,7 @@ static void test_block_copies(void **state)
     tiny_session session;
     tiny_session_create(&tiny, backend, &options, &session);
     int32_t tokens[17];
-    make_tokens(3, tokens, 17);
+    tiny_tokens(&tiny, 3, tokens, 17);
     mr_step_output out;
     mr_batch_reset(session.storage);
     tiny_feed(&session, 0, tokens, 0, 16, false);

@@ -2,7 +2,7 @@
 /* Whole steps on every vectorised path of this machine: against the float32 reference, and against
  * themselves under every way of cutting and mixing the work. */
 #include "kernels/cpu/cpu_backend.h"
-#include "tiny_plan.h"
+#include "tiny_schedule.h"
 
 #include <math.h>
 #include <setjmp.h>
@@ -31,81 +31,22 @@ static mr_backend *make_backend(mr_compute compute, mr_cpu_isa isa, uint32_t thr
     return backend;
 }
 
-static void make_tokens(uint64_t seed, int32_t *tokens, uint32_t count)
-{
-    for (uint32_t i = 0; i < count; i++) {
-        tokens[i] = (int32_t)(tiny_random(&seed) % VOCAB);
-    }
-}
-
-/* How the tokens of a sequence are cut into steps, and what else is in them. */
-typedef struct schedule {
-    uint32_t chunk;      /* tokens a step */
-    uint32_t neighbours; /* other sequences, one chunk a step each, fed before it */
-} schedule;
-
-/* Logits [LENGTH][VOCAB] of one sequence. */
-static float *run(mr_backend *backend, const tiny_plan *tiny, const mr_exec_options *options,
-                  schedule how)
-{
-    int32_t tokens[LENGTH];
-    int32_t others[LENGTH];
-    float *logits = malloc(LENGTH * VOCAB * sizeof(*logits));
-    assert_non_null(logits);
-    make_tokens(7, tokens, LENGTH);
-    make_tokens(8, others, LENGTH);
-    tiny_session session;
-    tiny_session_create(tiny, backend, options, &session);
-    for (uint32_t start = 0, count; start < LENGTH; start += count) {
-        count = LENGTH - start < how.chunk ? LENGTH - start : how.chunk;
-        mr_batch_reset(session.storage);
-        for (uint32_t slot = 0; slot < how.neighbours; slot++) {
-            tiny_feed(&session, slot, others + start, start, count, false);
-        }
-        tiny_feed(&session, how.neighbours, tokens + start, start, count, true);
-        mr_step_output out;
-        tiny_run(&session, &out);
-        assert_int_equal(out.n_rows, how.neighbours + count);
-        memcpy(logits + (size_t)start * VOCAB, out.logits + (size_t)how.neighbours * VOCAB,
-               (size_t)count * VOCAB * sizeof(*logits));
-    }
-    tiny_session_destroy(&session);
-    return logits;
-}
-
-/* Largest error of a row, relative to the length of the row. */
-static double distance(const float *a, const float *b)
-{
-    double worst = 0;
-    for (uint32_t row = 0; row < LENGTH; row++) {
-        double error = 0;
-        double length = 0;
-        for (uint32_t i = 0; i < VOCAB; i++) {
-            const double x = (double)a[row * VOCAB + i];
-            const double y = (double)b[row * VOCAB + i];
-            error += (x - y) * (x - y);
-            length += y * y;
-        }
-        const double relative = sqrt(error / length);
-        worst = relative > worst || isnan(relative) ? relative : worst;
-    }
-    return worst;
-}
-
 static void check_against_reference(const tiny_dims *dims, const mr_exec_options *options,
                                     double tolerance, const char *what)
 {
     tiny_plan tiny;
     tiny_plan_create(dims, &tiny);
     mr_backend *reference = make_backend(MR_COMPUTE_F32, MR_CPU_ISA_AUTO, 1);
-    float *expected = run(reference, &tiny, options, (schedule){.chunk = LENGTH});
+    float *expected =
+        tiny_logits(reference, &tiny, options, LENGTH, (tiny_schedule){.chunk = LENGTH});
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
         mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], 2);
         if (backend == NULL) {
             continue;
         }
-        float *logits = run(backend, &tiny, options, (schedule){.chunk = LENGTH});
-        const double found = distance(logits, expected);
+        float *logits =
+            tiny_logits(backend, &tiny, options, LENGTH, (tiny_schedule){.chunk = LENGTH});
+        const double found = tiny_distance(logits, expected, LENGTH, VOCAB);
         if (!(found <= tolerance)) {
             fail_msg("%s, isa %d: relative error %g, at most %g is allowed", what, (int)isas[i],
                      found, tolerance);
@@ -210,7 +151,7 @@ static void test_kv_groups_have_tables_of_their_own(void **state)
     (void)state;
     static const mr_compute computes[] = {MR_COMPUTE_F32, MR_COMPUTE_AUTO};
     const mr_exec_options options = tiny_options();
-    const schedule how = {.chunk = 7, .neighbours = 2};
+    const tiny_schedule how = {.chunk = 7, .neighbours = 2};
     tiny_dims dims = tiny_dims_default();
     dims.layers = 3;
     dims.window = 9;
@@ -223,10 +164,10 @@ static void test_kv_groups_have_tables_of_their_own(void **state)
             if (backend == NULL) {
                 continue;
             }
-            float *one = run(backend, &tiny, &options, how);
+            float *one = tiny_logits(backend, &tiny, &options, LENGTH, how);
             tiny.plan->kv.groups = 2;
             tiny.plan->kv.group_of[1] = 1;
-            float *two = run(backend, &tiny, &options, how);
+            float *two = tiny_logits(backend, &tiny, &options, LENGTH, how);
             tiny.plan->kv.groups = 1;
             tiny.plan->kv.group_of[1] = 0;
             assert_memory_equal(one, two, LENGTH * VOCAB * sizeof(float));
@@ -242,11 +183,11 @@ static void test_kv_groups_have_tables_of_their_own(void **state)
 static void test_exec_batch_invariance(void **state)
 {
     (void)state;
-    static const schedule ways[] = {{.chunk = LENGTH},
-                                    {.chunk = 1},
-                                    {.chunk = 7},
-                                    {.chunk = 1, .neighbours = 3},
-                                    {.chunk = 13, .neighbours = 2}};
+    static const tiny_schedule ways[] = {{.chunk = LENGTH},
+                                         {.chunk = 1},
+                                         {.chunk = 7},
+                                         {.chunk = 1, .neighbours = 3},
+                                         {.chunk = 13, .neighbours = 2}};
     /* One of each layout. */
     static const mr_dtype dtypes[] = {MR_DTYPE_BF16, MR_DTYPE_Q8_0, MR_DTYPE_Q4_0, MR_DTYPE_Q4_1,
                                       MR_DTYPE_Q5_1, MR_DTYPE_Q2_K, MR_DTYPE_Q3_K, MR_DTYPE_Q6_K};
@@ -265,7 +206,7 @@ static void test_exec_batch_invariance(void **state)
                 mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], threads);
                 for (size_t w = 0; backend != NULL && w < sizeof(ways) / sizeof(ways[0]);
                      w += stride) {
-                    float *logits = run(backend, &tiny, &options, ways[w]);
+                    float *logits = tiny_logits(backend, &tiny, &options, LENGTH, ways[w]);
                     if (expected == NULL) {
                         expected = logits;
                         continue;
