@@ -139,6 +139,21 @@ static mr_status read_awq(const json_t *object, mr_quant_config *out, mr_error *
 
 /* ---- compressed-tensors ---- */
 
+/* The two sizes of blocks that share a scale: outputs and inputs. */
+static mr_status read_block(const json_t *object, const char *key, mr_quant_scheme *scheme,
+                            mr_error *err)
+{
+    const json_t *block = json_object_get(object, key);
+    const json_int_t rows = json_integer_value(json_array_get(block, 0));
+    const json_int_t group = json_integer_value(json_array_get(block, 1));
+    if (rows < 1 || group < 1 || rows > (json_int_t)MAX_GROUP || group > (json_int_t)MAX_GROUP) {
+        return mr_fail(err, MR_DATA_LOSS, "%s is not two sizes", key);
+    }
+    scheme->rows = (uint32_t)rows;
+    scheme->group = (uint32_t)group;
+    return MR_OK;
+}
+
 /* How many weights share a scale. */
 static mr_status read_strategy(const json_t *weights, mr_quant_scheme *scheme, mr_error *err)
 {
@@ -155,15 +170,7 @@ static mr_status read_strategy(const json_t *weights, mr_quant_scheme *scheme, m
     if (strcmp(strategy, "block") != 0) {
         return refuse_text("strategy", strategy, "tensor, channel, group or block", err);
     }
-    const json_t *block = json_object_get(weights, "block_structure");
-    const json_int_t rows = json_integer_value(json_array_get(block, 0));
-    const json_int_t group = json_integer_value(json_array_get(block, 1));
-    if (rows < 1 || group < 1 || rows > (json_int_t)MAX_GROUP || group > (json_int_t)MAX_GROUP) {
-        return mr_fail(err, MR_DATA_LOSS, "block_structure is not two sizes");
-    }
-    scheme->rows = (uint32_t)rows;
-    scheme->group = (uint32_t)group;
-    return MR_OK;
+    return read_block(weights, "block_structure", scheme, err);
 }
 
 static mr_status read_group_format(const char *format, mr_quant_scheme *scheme, mr_error *err)
@@ -273,14 +280,7 @@ static mr_status read_fp8(const json_t *object, mr_quant_config *out, mr_error *
     }
     const json_t *block = json_object_get(object, "weight_block_size");
     if (block != NULL && !json_is_null(block)) {
-        const json_int_t rows = json_integer_value(json_array_get(block, 0));
-        const json_int_t group = json_integer_value(json_array_get(block, 1));
-        if (rows < 1 || group < 1 || rows > (json_int_t)MAX_GROUP ||
-            group > (json_int_t)MAX_GROUP) {
-            return mr_fail(err, MR_DATA_LOSS, "weight_block_size is not two sizes");
-        }
-        scheme->rows = (uint32_t)rows;
-        scheme->group = (uint32_t)group;
+        MR_TRY(read_block(object, "weight_block_size", scheme, err));
     }
     out->n_schemes = 1;
     name_scheme(out, "fp8", scheme);
