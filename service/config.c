@@ -18,36 +18,25 @@
 
 extern char **environ;
 
-#define FIELD_PLACE(field) MR_CONFIG_PLACE(mr_config, field)
-
 static const mr_config_key keys[] = {
 #define MR_CONFIG_TEXT(name, field, value, choices, meaning)                                       \
-    {name, MR_KEY_TEXT, FIELD_PLACE(field), value, choices, 0, 0, 0, meaning, 0},
+    MR_CONFIG_TEXT_ROW(name, MR_KEY_TEXT, mr_config, field, value, choices, meaning)
 #define MR_CONFIG_FLAG(name, field, value, meaning)                                                \
-    {name, MR_KEY_FLAG, FIELD_PLACE(field), #value, "true|false", 0, 0, 0, meaning, 0},
+    MR_CONFIG_TEXT_ROW(name, MR_KEY_FLAG, mr_config, field, #value, "true|false", meaning)
 #define MR_CONFIG_SECRET(name, field, meaning)                                                     \
-    {name, MR_KEY_SECRET, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
+    MR_CONFIG_TEXT_ROW(name, MR_KEY_SECRET, mr_config, field, "", "", meaning)
 #define MR_CONFIG_URL(name, field, meaning)                                                        \
-    {name, MR_KEY_URL, FIELD_PLACE(field), "", "", 0, 0, 0, meaning, 0},
+    MR_CONFIG_TEXT_ROW(name, MR_KEY_URL, mr_config, field, "", "", meaning)
 #define MR_CONFIG_NUMBER(name, field, value, low, high, meaning)                                   \
-    {name, MR_KEY_NUMBER, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
+    MR_CONFIG_NUMBER_ROW(name, MR_KEY_NUMBER, mr_config, field, value, low, high, meaning)
 #define MR_CONFIG_BYTES(name, field, value, low, high, meaning)                                    \
-    {name, MR_KEY_BYTES, FIELD_PLACE(field), NULL, NULL, value, low, high, meaning, 0},
+    MR_CONFIG_NUMBER_ROW(name, MR_KEY_BYTES, mr_config, field, value, low, high, meaning)
 #define MR_CONFIG_DECIMAL(name, field, value, low, high, meaning)                                  \
-    {name,                                                                                         \
-     MR_KEY_DECIMAL,                                                                               \
-     FIELD_PLACE(field),                                                                           \
-     NULL,                                                                                         \
-     NULL,                                                                                         \
-     MR_CONFIG_MILLI(value),                                                                       \
-     MR_CONFIG_MILLI(low),                                                                         \
-     MR_CONFIG_MILLI(high),                                                                        \
-     meaning,                                                                                      \
-     0},
-#define MR_CONFIG_FIXED(name, choices, meaning)                                                    \
-    {name, MR_KEY_FIXED, 0, 0, NULL, choices, 0, 0, 0, meaning, 0},
+    MR_CONFIG_DECIMAL_ROW(name, mr_config, field, value, low, high, meaning)
+#define MR_CONFIG_FIXED(key, allowed, about)                                                       \
+    {.name = (key), .kind = MR_KEY_FIXED, .choices = (allowed), .meaning = (about)},
 #define MR_CONFIG_LIST(name, field, meaning)                                                       \
-    {name, MR_KEY_LIST, FIELD_PLACE(field), NULL, NULL, 0, 0, 0, meaning, 0},
+    MR_CONFIG_ROW(name, MR_KEY_LIST, mr_config, field, meaning, .count_offset = 0)
 #include "service/config_keys.def"
 };
 

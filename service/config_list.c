@@ -32,23 +32,14 @@ static const list_place lists[] = {
 
 static const mr_config_key fields[] = {
 #define MR_CONFIG_ITEM_TEXT(name, type, field, value, meaning)                                     \
-    {name, MR_KEY_TEXT, MR_CONFIG_PLACE(type, field), value, "", 0, 0, 0, meaning, 0},
+    MR_CONFIG_TEXT_ROW(name, MR_KEY_TEXT, type, field, value, "", meaning)
 #define MR_CONFIG_ITEM_NUMBER(name, type, field, value, low, high, meaning)                        \
-    {name, MR_KEY_NUMBER, MR_CONFIG_PLACE(type, field), NULL, NULL, value, low, high, meaning, 0},
+    MR_CONFIG_NUMBER_ROW(name, MR_KEY_NUMBER, type, field, value, low, high, meaning)
 #define MR_CONFIG_ITEM_DECIMAL(name, type, field, value, low, high, meaning)                       \
-    {name,                                                                                         \
-     MR_KEY_DECIMAL,                                                                               \
-     MR_CONFIG_PLACE(type, field),                                                                 \
-     NULL,                                                                                         \
-     NULL,                                                                                         \
-     MR_CONFIG_MILLI(value),                                                                       \
-     MR_CONFIG_MILLI(low),                                                                         \
-     MR_CONFIG_MILLI(high),                                                                        \
-     meaning,                                                                                      \
-     0},
+    MR_CONFIG_DECIMAL_ROW(name, type, field, value, low, high, meaning)
 #define MR_CONFIG_ITEM_DIGESTS(name, type, field, count, meaning)                                  \
-    {name, MR_KEY_DIGESTS, MR_CONFIG_PLACE(type, field), "", NULL, 0, 0,                           \
-     0,    meaning,        offsetof(type, count)},
+    MR_CONFIG_ROW(name, MR_KEY_DIGESTS, type, field, meaning, .text_default = "",                  \
+                  .count_offset = offsetof(type, count))
 #include "service/config_keys.def"
 };
 

@@ -40,8 +40,24 @@ typedef struct mr_config_key {
 /* Row `index` of the table; NULL: there is none. Lives as long as the program. */
 const mr_config_key *mr_config_key_at(size_t index);
 
-#define MR_CONFIG_MILLI(value)       ((uint64_t)((value)*1000.0 + 0.5))
-#define MR_CONFIG_PLACE(type, field) offsetof(type, field), sizeof(((type *)0)->field)
+#define MR_CONFIG_MILLI(value) ((uint64_t)((value)*1000.0 + 0.5))
+/* Rows of the tables that service/config_keys.def fills: a key, the struct and the field that its
+ * value goes to, and what the file says of it. */
+#define MR_CONFIG_ROW(key, is, type, field, about, ...)                                            \
+    {.name = (key),                                                                                \
+     .kind = (is),                                                                                 \
+     .offset = offsetof(type, field),                                                              \
+     .size = sizeof(((type *)0)->field),                                                           \
+     .meaning = (about),                                                                           \
+     __VA_ARGS__},
+#define MR_CONFIG_TEXT_ROW(key, is, type, field, initial, allowed, about)                          \
+    MR_CONFIG_ROW(key, is, type, field, about, .text_default = (initial), .choices = (allowed))
+#define MR_CONFIG_NUMBER_ROW(key, is, type, field, initial, least, most, about)                    \
+    MR_CONFIG_ROW(key, is, type, field, about, .number_default = (initial), .low = (least),        \
+                  .high = (most))
+#define MR_CONFIG_DECIMAL_ROW(key, type, field, initial, least, most, about)                       \
+    MR_CONFIG_NUMBER_ROW(key, MR_KEY_DECIMAL, type, field, MR_CONFIG_MILLI(initial),               \
+                         MR_CONFIG_MILLI(least), MR_CONFIG_MILLI(most), about)
 
 /* Whether the key's default is automatic. */
 bool mr_config_key_automatic(const mr_config_key *key);
