@@ -24,7 +24,8 @@ class Server:
     def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, ready=True,
                  config=None, env=None):
         command = [str(binary), "serve", "--model", str(model), "--listen", listen]
-        for setting in settings:
+        # Nobody has to be told to go elsewhere, but for tests that say otherwise.
+        for setting in ("drain.pre_stop_ms=0", *settings):
             command += ["--set", setting]
         if config:
             command += ["--config", str(config)]
@@ -74,8 +75,8 @@ class Server:
             time.sleep(0.1)
         raise AssertionError(f"the server never became ready:\n{self.log}")
 
-    def terminate(self):
-        self.process.send_signal(signal.SIGTERM)
+    def terminate(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
 
     def wait(self, timeout=90):
         code = self.process.wait(timeout=timeout)
