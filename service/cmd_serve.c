@@ -287,7 +287,7 @@ static int run_server(shutdown_watch *watch, int status)
     pthread_mutex_unlock(&watch->mutex);
     if (!ended) {
         mr_log(MR_LOG_ERROR, "serve",
-               "calls are left that nothing ends: a step of the engine hangs", NULL);
+               "calls are left that cannot be ended: the engine is still in its step", NULL);
         mr_log_flush();
         _exit(status != MR_EXIT_OK ? status : MR_EXIT_FAILED);
     }
