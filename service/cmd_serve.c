@@ -14,11 +14,14 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
 #define DEFAULT_LISTEN "127.0.0.1:8001"
 /* As a shell gives it for a process that a signal ended. */
 #define EXIT_BY_SIGNAL 128
+/* Signals that come so soon after the first say nothing new; below a second. */
+#define SAME_ASK_NS (MR_NS_PER_S / 4)
 
 /* What the thread that waits for signals shares with the one that loads and serves. */
 typedef struct shutdown_watch {
@@ -172,6 +175,17 @@ static int wait_for_signal(const shutdown_watch *watch)
     return number;
 }
 
+/* Drops what comes for a while: supervisors signal a process, and then its group. */
+static void pass_over_signals(const shutdown_watch *watch)
+{
+    const mr_clock clock = mr_clock_monotonic();
+    const uint64_t until_ns = mr_time_add(mr_clock_now(&clock), SAME_ASK_NS);
+    for (uint64_t now_ns = mr_clock_now(&clock); now_ns < until_ns; now_ns = mr_clock_now(&clock)) {
+        const struct timespec left = {.tv_nsec = (long)(until_ns - now_ns)};
+        (void)sigtimedwait(&watch->signals, NULL, &left);
+    }
+}
+
 /* A signal to end by. Once the server drains, nothing is reloaded any more. */
 static int wait_for_end(shutdown_watch *watch, bool reloads)
 {
@@ -218,6 +232,7 @@ static void *watch_signals(void *arg)
     log_signal("shutting down", wait_for_end(watch, true));
     leave_if_loading(watch);
     ask(watch, mr_server_leave);
+    pass_over_signals(watch);
 
     const int second = wait_for_end(watch, false);
     log_signal("forced to end at once", second);

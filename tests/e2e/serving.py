@@ -19,7 +19,7 @@ CALL_S = 240
 
 
 class Server:
-    """Starts at once; use as a context manager, or call stop()."""
+    """Starts at once; use as a context manager, or call stop(). `metrics`: whether, or at which address."""
 
     def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, ready=True,
                  config=None, env=None):
@@ -30,7 +30,7 @@ class Server:
         if config:
             command += ["--config", str(config)]
         if metrics:
-            command += ["--metrics-listen", "127.0.0.1:0"]
+            command += ["--metrics-listen", "127.0.0.1:0" if metrics is True else metrics]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})})
         self._log = []

@@ -23,6 +23,7 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 UNAVAILABLE = grpc.StatusCode.UNAVAILABLE
 WAIT_S = 60
+AGAIN_S = 0.5  # signals that come sooner after the first are the same ask
 SERVICE = "millrace.v1.InferenceService"
 # Some seconds to make up; the weights are nobody's.
 LARGE = {"model_type": "llama", "hidden_size": 2048, "intermediate_size": 8192, "num_hidden_layers": 8,
@@ -332,6 +333,7 @@ def test_a_second_signal_ends_all_at_once_H3(millrace_bin, model_path, window_ms
         if window_ms == 0:
             wait_until(lambda: "new requests are refused" in server.log, "new requests are refused")
         assert not any(stream.error for stream in streams)
+        time.sleep(AGAIN_S)
         server.terminate(second)
         for stream in streams:
             check_cut_off(stream.join().error)
@@ -340,6 +342,17 @@ def test_a_second_signal_ends_all_at_once_H3(millrace_bin, model_path, window_ms
         assert watcher.ended() == UNAVAILABLE and watcher.seen == [SERVING, NOT_SERVING]
         assert server.wait(timeout=30) == code
         assert "cut_off=5" in server.log
+
+
+def test_signals_that_come_together_are_one_H3(millrace_bin, model_path):
+    """As from `timeout`, which signals a process and then its group."""
+    with Server(millrace_bin, model_path, "max_seq_length=512", "drain.timeout_ms=240000") as server:
+        expected = generate(server.stub, story(1, 200)).ids
+        stream = Stream(server, story(1, 200)).wait_begun()
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGTERM):
+            server.terminate(number)
+        assert stream.join().error is None and stream.answer.ids == expected
+        assert server.wait() == 0
 
 
 def test_a_second_signal_does_not_wait_for_a_long_step_H3(millrace_bin, model_path):
@@ -351,6 +364,7 @@ def test_a_second_signal_does_not_wait_for_a_long_step_H3(millrace_bin, model_pa
         watcher = Watcher(server)
         server.terminate()
         watcher.wait_for(NOT_SERVING)
+        time.sleep(AGAIN_S)
         server.terminate()
         check_cut_off(stream.join().error)
         assert stream.messages == []
