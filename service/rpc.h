@@ -144,6 +144,7 @@ struct mr_server {
     uint64_t stall_ns; /* an engine that does not move for so long is not ready */
 
     /* The thread's in mr_server_run. */
+    bool quiet;          /* no news for the log: the server was never in service */
     mr_drain_phase told; /* the phase whose effects are done */
     bool told_leaves;
     bool stalled; /* as it was seen last */
@@ -154,6 +155,8 @@ struct mr_server {
 /* The runtime for a new generation; UNAVAILABLE with a retry time while loading, and once new ones
  * are refused. Any thread. */
 MR_MUST_USE mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err);
+/* What a generation ends with that a drain cuts off: UNAVAILABLE, with a retry time. */
+void mr_server_fail_cut_off(mr_error *err);
 /* Has every call looked at, soon. Any thread. */
 void mr_server_tick(mr_server *server);
 

@@ -398,8 +398,7 @@ static bool leave_at_once(mr_server *server)
     if (server->shut_down || server->n_threads == 0) {
         return true;
     }
-    mr_server_leave(server);
-    mr_server_force(server);
+    mr_server_close(server);
     return mr_server_run(server);
 }
 

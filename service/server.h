@@ -50,7 +50,7 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *s
 MR_MUST_USE mr_status mr_server_set_tenants(mr_server *server, const mr_tenants *tenants,
                                             mr_error *err);
 
-/* Three ways to ask for a drain; any thread. Health becomes NOT_SERVING at once, new requests are
+/* Ways to ask for a drain; any thread. Health becomes NOT_SERVING at once, new requests are
  * refused (UNAVAILABLE, with a retry time) from the end of the pre-stop window on, and what runs
  * then goes on for the timeout: what is left is ended UNAVAILABLE. A server that is not ready yet
  * has no window. service/drain.h has the times. */
@@ -58,6 +58,9 @@ MR_MUST_USE mr_status mr_server_set_tenants(mr_server *server, const mr_tenants 
 void mr_server_drain(mr_server *server, uint32_t timeout_ms);
 /* By a signal: connections close too, and mr_server_run returns. */
 void mr_server_leave(mr_server *server);
+/* Because the start failed: the server was never in service. Before mr_server_run, on its thread.
+ */
+void mr_server_close(mr_server *server);
 /* What mr_server_leave waits for ends now. */
 void mr_server_force(mr_server *server);
 /* Does what is asked for, and tells who watches the health when the engine stalls, until the server
