@@ -120,6 +120,12 @@ static void look_at_engine(mr_server *server)
     }
 }
 
+/* Nor is a request still being read. */
+static bool nothing_runs(mr_server *server)
+{
+    return mr_text_worker_is_idle(&server->texts) && mr_id_registry_is_empty(&server->ids);
+}
+
 static void log_refusing(mr_server *server)
 {
     mr_engine_stats stats = {0};
@@ -145,7 +151,7 @@ static void enter(mr_server *server, mr_drain_phase phase)
         log_refusing(server);
         break;
     case MR_DRAIN_ENDING:
-        if (!mr_id_registry_is_empty(&server->ids)) {
+        if (!nothing_runs(server)) {
             mr_log(MR_LOG_WARN, "server", "streams are cut off", NULL);
         }
         mr_flag_set(&server->cut_off);
@@ -170,7 +176,7 @@ static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
         enter(server, server->told);
     }
     const bool settled = drain->phase >= MR_DRAIN_REFUSING && mr_drain_lingered(drain, now_ns);
-    if (settled && !mr_flag_get(&server->drained) && mr_id_registry_is_empty(&server->ids)) {
+    if (settled && !mr_flag_get(&server->drained) && nothing_runs(server)) {
         mr_log(server->quiet ? MR_LOG_DEBUG : MR_LOG_INFO, "server", "drained",
                "finished=%" PRIu64 " cut_off=%" PRIu64,
                mr_counter_get(&server->metrics.drained_finished),
@@ -206,8 +212,7 @@ bool mr_server_run(mr_server *server)
         const uint64_t now_ns = now();
         uint64_t wake_ns;
         pthread_mutex_lock(&server->drain_mutex);
-        const bool idle = server->drain.leaves ? mr_flag_get(&server->down)
-                                               : mr_id_registry_is_empty(&server->ids);
+        const bool idle = server->drain.leaves ? mr_flag_get(&server->down) : nothing_runs(server);
         (void)mr_drain_step(&server->drain, now_ns, idle, &wake_ns);
         const mr_drain drain = server->drain;
         pthread_mutex_unlock(&server->drain_mutex);

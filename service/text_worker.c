@@ -74,9 +74,16 @@ void mr_text_work(mr_rpc_queue *queue, mr_text_job *job, uint64_t bytes)
     job->queue = queue;
     mr_inbox_node_init(&job->node);
     mr_text_worker *worker = &queue->server->texts;
+    mr_counter_add(&worker->begun, 1);
     if (mr_inbox_put(&worker->inbox, &job->node)) {
         mr_event_set(&worker->event);
     }
+}
+
+bool mr_text_worker_is_idle(const mr_text_worker *worker)
+{
+    const uint64_t done = mr_counter_get(&worker->done);
+    return done == mr_counter_get(&worker->begun);
 }
 
 void mr_text_worked_init(mr_rpc_queue *queue)
@@ -93,6 +100,7 @@ void mr_text_worked_take(mr_rpc_queue *queue)
         mr_text_job *job = job_of(node);
         mr_inbox_release(node);
         job->done(job);
+        mr_counter_add(&queue->server->texts.done, 1);
         node = next;
     }
 }

@@ -40,6 +40,8 @@ typedef struct mr_text_worker {
     mr_flag stop;
     pthread_t thread;
     bool started;
+    mr_counter begun; /* long jobs */
+    mr_counter done;
 } mr_text_worker;
 
 /* RESOURCE_EXHAUSTED when the system gives no thread. */
@@ -50,6 +52,9 @@ void mr_text_worker_stop(mr_text_worker *worker);
 /* Does a job of `bytes`, here or on the worker; `run` and `done` are set. The queue's thread, with
  * a call that stays until `done`. */
 void mr_text_work(struct mr_rpc_queue *queue, mr_text_job *job, uint64_t bytes);
+
+/* Whether no long job is between mr_text_work and the end of its `done`. Any thread. */
+bool mr_text_worker_is_idle(const mr_text_worker *worker);
 
 void mr_text_worked_init(struct mr_rpc_queue *queue);
 /* On MR_RPC_WORKED. */
