@@ -53,6 +53,12 @@ typedef struct mr_config {
     bool admin_enable;
     bool reflection_enable;
     uint64_t max_message_bytes; /* 0: by max_seq_length */
+    uint32_t limits_connections;
+    uint32_t limits_connection_calls;
+    uint32_t limits_calls;
+    uint64_t limits_header_bytes;
+    uint32_t limits_handshake_timeout_ms;
+    uint32_t limits_request_timeout_ms;
     uint32_t keepalive_time_ms;
     uint32_t keepalive_timeout_ms;
     uint32_t keepalive_min_ping_interval_ms;

@@ -96,7 +96,8 @@ typedef struct mr_rpc_queue {
     mr_rpc_tag stop_tag;
 
     /* The thread's own. */
-    mr_call *calls; /* list of those alive */
+    mr_call *calls;      /* list of those alive */
+    uint64_t checked_ns; /* when they were looked through for those that take too long */
     uint32_t n_watchers;
     uint32_t missing[MR_RPC_METHODS]; /* calls that gRPC may not hand over yet, a method */
     uint32_t n_missing;               /* their sum */
@@ -122,6 +123,7 @@ struct mr_server {
     mr_tenant_place tenants;    /* who may call */
     mr_sharing *sharing;        /* borrows; read it after `ready` only, as the limiter */
     mr_rate_limiter *limiter;   /* borrows, of `sharing` */
+    mr_server_limits limits;
     mr_metrics metrics;
     bool reflection; /* served */
     bool admin;      /* served */

@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "service/call.h"
+#include "service/connections.h"
 #include "service/handoff.h"
 #include "service/limit_gate.h"
 #include "service/listen.h"
@@ -19,8 +20,6 @@
 #include <string.h>
 #include <time.h>
 
-/* Of one connection; more wait for those before them. Above the default queue and batch. */
-#define MAX_STREAMS 2048
 /* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
  * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
 /* A request's size limit where none is set (G2). Prompts of ids take up to five bytes a token, text
@@ -117,7 +116,7 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
 static void tick(mr_rpc_queue *queue)
 {
     for (mr_call *call = queue->calls; call != NULL; call = call->next) {
-        if (call->method->tick != NULL) {
+        if (call->method->tick != NULL && !call->awaiting) {
             call->method->tick(call);
         }
     }
@@ -177,7 +176,7 @@ static void *queue_main(void *arg)
     mr_rpc_queue *queue = arg;
     for (;;) {
         gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
-        if (queue->n_watchers > 0 || queue->n_missing > 0) {
+        if (queue->calls != NULL || queue->n_missing > 0) {
             until = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                  gpr_time_from_millis(WATCH_INTERVAL_MS, GPR_TIMESPAN));
         }
@@ -191,6 +190,7 @@ static void *queue_main(void *arg)
             tick(queue);
         }
         expect_missing(queue);
+        mr_call_check_all(queue);
         if (queue->stopping && queue->calls == NULL && !queue->stopped) {
             queue->stopped = true;
             grpc_completion_queue_shutdown(queue->cq);
@@ -221,7 +221,10 @@ static void create_grpc(mr_server *server, const mr_server_options *options)
         const char *key;
         int value;
     } const settings[] = {
-        {GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_STREAMS},
+        /* More wait at the client for those before them. */
+        {GRPC_ARG_MAX_CONCURRENT_STREAMS, (int)options->limits.connection_calls},
+        {GRPC_ARG_MAX_METADATA_SIZE, (int)options->limits.header_bytes},
+        {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, (int)options->limits.handshake_timeout_ms},
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)server->max_message_bytes},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
         {GRPC_ARG_KEEPALIVE_TIME_MS, (int)keepalive->time_ms},
@@ -259,6 +262,15 @@ static void create_queue(mr_server *server, mr_rpc_queue *queue)
     mr_limit_gate_init(queue);
     grpc_server_register_completion_queue(server->grpc, queue->cq, NULL);
     server->n_queues++;
+}
+
+static mr_status start_guard(const mr_server *server, mr_error *err)
+{
+    const mr_connection_limits limits = {.connections = server->limits.connections,
+                                         .connection_calls = server->limits.connection_calls,
+                                         .calls = server->limits.calls,
+                                         .message_bytes = server->max_message_bytes};
+    return mr_connections_start(&limits, err);
 }
 
 static mr_status bind_port(mr_server *server, const char *address, mr_error *err)
@@ -312,17 +324,21 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     server->admin = options->admin;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
     server->max_message_auto = options->max_message_bytes == 0;
+    server->limits = options->limits;
     create_grpc(server, options);
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
         create_queue(server, &server->queues[i]);
     }
     for (size_t m = 0; m < MR_RPC_METHODS; m++) {
         if (methods[m]->path != NULL) {
-            server->registered[m] = grpc_server_register_method(
-                server->grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+            server->registered[m] = grpc_server_register_method(server->grpc, methods[m]->path,
+                                                                NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         }
     }
-    mr_status status = bind_port(server, options->listen, err);
+    mr_status status = start_guard(server, err);
+    if (status == MR_OK) {
+        status = bind_port(server, options->listen, err);
+    }
     if (status == MR_OK) {
         status = start_threads(server, err);
     }
@@ -335,6 +351,7 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
         mr_server_destroy(server);
         return status;
     }
+    mr_connections_guard(server->port);
     grpc_server_start(server->grpc);
     mr_flag_set(&server->serving);
     tick_all(server); /* the threads say which calls they expect */
@@ -363,6 +380,7 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *s
         const uint64_t wanted = MESSAGE_BYTES_A_TOKEN * mr_runtime_config(runtime)->max_seq_length;
         const uint64_t least = wanted > MESSAGE_BYTES_LEAST ? wanted : MESSAGE_BYTES_LEAST;
         server->max_message_bytes = least < MESSAGE_BYTES_MOST ? least : MESSAGE_BYTES_MOST;
+        mr_connections_set_message_bytes(server->max_message_bytes);
     }
     mr_flag_set(&server->ready);
     tick_all(server);
@@ -442,5 +460,6 @@ void mr_server_destroy(mr_server *server)
     mr_event_deinit(&server->down);
     mr_tenant_place_deinit(&server->tenants);
     grpc_shutdown_blocking();
+    mr_connections_stop();
     free(server);
 }

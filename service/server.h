@@ -21,9 +21,22 @@ typedef struct mr_keepalive {
     bool permit_without_calls;     /* pings while there is no call, both ways */
 } mr_keepalive;
 
+/* Of what callers may open and send; see the configuration's limits. Times in ms, at most
+ * INT_MAX. */
+typedef struct mr_server_limits {
+    uint32_t connections;
+    uint32_t connection_calls;
+    uint32_t calls;
+    uint32_t header_bytes;
+    uint32_t handshake_timeout_ms;
+    uint32_t request_timeout_ms;
+    uint32_t answer_timeout_ms; /* for an answer that the client does not take */
+} mr_server_limits;
+
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
     mr_keepalive keepalive;
+    mr_server_limits limits;
     uint64_t max_message_bytes; /* of a request; 0: 64 a token of max_seq_length, at least 16 MiB */
     bool reflection;            /* serves grpc.reflection */
     bool admin;                 /* serves AdminService */
