@@ -275,6 +275,7 @@ static mr_status start_listening(const addresses *where, const mr_config *config
                    .header_bytes = (uint32_t)config->limits_header_bytes,
                    .handshake_timeout_ms = config->limits_handshake_timeout_ms,
                    .request_timeout_ms = config->limits_request_timeout_ms,
+                   .penalty_ms = config->limits_penalty_ms,
                    .answer_timeout_ms = config->slow_reader_timeout_ms},
         .max_message_bytes = config->max_message_bytes,
         .reflection = config->reflection_enable,

@@ -59,6 +59,7 @@ typedef struct mr_config {
     uint64_t limits_header_bytes;
     uint32_t limits_handshake_timeout_ms;
     uint32_t limits_request_timeout_ms;
+    uint32_t limits_penalty_ms;
     uint32_t keepalive_time_ms;
     uint32_t keepalive_timeout_ms;
     uint32_t keepalive_min_ping_interval_ms;

@@ -17,6 +17,19 @@
 #define SENT_CREDIT INT64_C(256)
 /* Looks in a row, since what was sent may be a call that is not seen yet. */
 #define OVER_MOST 3
+/* So far over that no call explains it: more than a window of HTTP/2 as gRPC opens it. */
+#define FAR_OVER (INT64_C(16) << 20)
+/* Addresses that are remembered, and how many connections without a call each may have in
+ * MR_CONNECTION_STRIKES_NS. */
+#define ADDRESSES_MOST 256
+#define CALLLESS_MOST  64
+
+typedef struct address_record {
+    uint8_t address[16];
+    uint64_t until_ns; /* no new connections before */
+    uint64_t since_ns; /* of the next */
+    uint32_t callless; /* connections that went without having made a call */
+} address_record;
 
 struct mr_connection_table {
     mr_connection_limits limits;
@@ -26,6 +39,7 @@ struct mr_connection_table {
     uint32_t count;
     uint32_t calls;
     uint32_t last_serial;
+    address_record addresses[ADDRESSES_MOST];
 };
 
 /* FNV-1a (Fowler, Noll, Vo), 64 bits; never 0. */
@@ -174,6 +188,63 @@ mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_
     return (mr_connection_id){index, item->serial};
 }
 
+static address_record *find_record(mr_connection_table *table, const mr_peer *peer)
+{
+    for (size_t i = 0; i < ADDRESSES_MOST; i++) {
+        if (memcmp(table->addresses[i].address, peer->address, sizeof(peer->address)) == 0) {
+            return &table->addresses[i];
+        }
+    }
+    return NULL;
+}
+
+/* A new one takes the place of the one that was heard of the longest time ago. */
+static address_record *record_of(mr_connection_table *table, const mr_peer *peer, uint64_t now_ns)
+{
+    address_record *found = find_record(table, peer);
+    if (found == NULL) {
+        found = &table->addresses[0];
+        for (size_t i = 1; i < ADDRESSES_MOST; i++) {
+            const address_record *other = &table->addresses[i];
+            const uint64_t heard = other->since_ns + other->until_ns;
+            found = heard < found->since_ns + found->until_ns ? &table->addresses[i] : found;
+        }
+        *found = (address_record){.since_ns = now_ns};
+        memcpy(found->address, peer->address, sizeof(peer->address));
+    }
+    return found;
+}
+
+void mr_connection_table_punish(mr_connection_table *table, const mr_peer *peer, uint64_t now_ns)
+{
+    record_of(table, peer, now_ns)->until_ns = now_ns + table->limits.penalty_ns;
+}
+
+bool mr_connection_table_is_punished(mr_connection_table *table, const mr_peer *peer,
+                                     uint64_t now_ns)
+{
+    const address_record *record = find_record(table, peer);
+    return record != NULL && record->until_ns > now_ns;
+}
+
+void mr_connection_table_gone(mr_connection_table *table, const mr_connection *connection,
+                              uint64_t now_ns)
+{
+    if (connection->proven) {
+        return;
+    }
+    address_record *record = record_of(table, &connection->peer, now_ns);
+    if (now_ns - record->since_ns > MR_CONNECTION_STRIKES_NS) {
+        record->since_ns = now_ns;
+        record->callless = 0;
+    }
+    record->callless++;
+    if (record->callless > CALLLESS_MOST) {
+        record->callless = 0;
+        record->until_ns = now_ns + table->limits.penalty_ns;
+    }
+}
+
 mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_peer *peer)
 {
     const uint64_t key = key_of(peer);
@@ -306,5 +377,8 @@ bool mr_connection_table_look(mr_connection_table *table, mr_connection *connect
     coming = mr_min_u64(coming + coming / 8, (uint64_t)INT64_MAX / 4);
     const bool over = connection->credit < 0 && (uint64_t)-connection->credit > coming;
     connection->over = over ? connection->over + 1 : 0;
+    if (over && (uint64_t)-connection->credit - coming > FAR_OVER) {
+        connection->over = OVER_MOST;
+    }
     return connection->over >= OVER_MOST && !connection->closing;
 }

@@ -6,7 +6,8 @@
  * A connection that carries no call may send little; each call, message and answer lets it send
  * more. What it sends beyond that belongs to nothing: floods of PING, SETTINGS, WINDOW_UPDATE or
  * CONTINUATION frames, which gRPC takes without end. Calls that are cancelled, refused or too many
- * are strikes; as many strikes in ten seconds as it may have calls end it too (rapid reset).
+ * are strikes; as many strikes in ten seconds as it may have calls end it too (rapid reset). Who
+ * floods comes again at once, so the address gets no new connection for a while.
  */
 #ifndef MILLRACE_SERVICE_CONNECTION_TABLE_H
 #define MILLRACE_SERVICE_CONNECTION_TABLE_H
@@ -28,6 +29,7 @@ typedef struct mr_connection_limits {
     uint32_t connection_calls; /* open at a time, of one connection */
     uint32_t calls;            /* open at a time, of all */
     uint64_t message_bytes;    /* of a request */
+    uint64_t penalty_ns;       /* after which an address may connect anew */
 } mr_connection_limits;
 
 typedef struct mr_connection_id {
@@ -73,6 +75,13 @@ void mr_connection_table_set_message_bytes(mr_connection_table *table, uint64_t 
  * are taken by connections with calls to their name. */
 mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_connection *fresh,
                                            mr_connection *evicted);
+/* One has gone, or has to: many that made no call are punished too. */
+void mr_connection_table_gone(mr_connection_table *table, const mr_connection *connection,
+                              uint64_t now_ns);
+/* One was ended for what it did: its address is not welcome for a while. */
+void mr_connection_table_punish(mr_connection_table *table, const mr_peer *peer, uint64_t now_ns);
+bool mr_connection_table_is_punished(mr_connection_table *table, const mr_peer *peer,
+                                     uint64_t now_ns);
 /* No id when nobody has that address. */
 mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_peer *peer);
 /* NULL: it is gone. Borrows until the table is changed. */

@@ -17,8 +17,10 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-#define LOOK_NS   (100 * MR_NS_PER_MS)
-#define MAX_PORTS 2
+/* Time between two looks at all of them, and what it is longer by for each. */
+#define LOOK_NS      (20 * MR_NS_PER_MS)
+#define LOOK_EACH_NS (MR_NS_PER_MS / 10)
+#define MAX_PORTS    2
 
 /* State of the process, as accept4 has no other. `mutex` guards all but the event and the thread.
  */
@@ -87,18 +89,29 @@ static uint64_t sent_by(const mr_connection *connection)
     return info.tcpi_bytes_received;
 }
 
+static void tell(const mr_connection *connection, const char *what)
+{
+    char address[INET6_ADDRSTRLEN] = "";
+    (void)inet_ntop(AF_INET6, connection->peer.address, address, sizeof(address));
+    mr_log_folded(MR_LOG_WARN, "connections", what, "peer=\"[%s]:%u\"", address,
+                  (unsigned)connection->peer.port);
+}
+
 /* gRPC sees the end of the stream, and closes the connection and its calls. */
 static void end_connection(mr_connection *connection, const char *why)
 {
     connection->closing = true;
-    if (!is_there(connection)) {
-        return;
+    if (is_there(connection)) {
+        (void)shutdown(connection->fd, SHUT_RDWR);
+        tell(connection, why);
     }
-    (void)shutdown(connection->fd, SHUT_RDWR);
-    char address[INET6_ADDRSTRLEN] = "";
-    (void)inet_ntop(AF_INET6, connection->peer.address, address, sizeof(address));
-    mr_log_folded(MR_LOG_WARN, "connections", why, "peer=\"[%s]:%u\"", address,
-                  (unsigned)connection->peer.port);
+}
+
+/* As above, for what it did. */
+static void throw_out(mr_connection *connection, const char *why)
+{
+    mr_connection_table_punish(guard.table, &connection->peer, now());
+    end_connection(connection, why);
 }
 
 /* Forgets those that are gone, ends those that flood. */
@@ -109,9 +122,10 @@ static void look_at_all(void)
     for (mr_connection *item = mr_connection_table_next(guard.table, &index); item != NULL;
          item = mr_connection_table_next(guard.table, &index)) {
         if (!is_there(item)) {
+            mr_connection_table_gone(guard.table, item, guard.looked_ns);
             mr_connection_table_remove(guard.table, (mr_connection_id){index - 1, item->serial});
         } else if (mr_connection_table_look(guard.table, item, sent_by(item))) {
-            end_connection(item, "a connection is closed: it sends far more than its calls need");
+            throw_out(item, "a connection is closed: it sends far more than its calls need");
         }
     }
 }
@@ -125,12 +139,13 @@ static void *look_after(void *arg)
         if (!stopping) {
             look_at_all();
         }
-        const bool idle = mr_connection_table_count(guard.table) == 0;
+        const uint32_t count = mr_connection_table_count(guard.table);
+        const uint64_t pause_ns = LOOK_NS + LOOK_EACH_NS * count;
         pthread_mutex_unlock(&guard.mutex);
         if (stopping) {
             return NULL;
         }
-        (void)mr_event_wait(&guard.work, idle ? MR_NEVER : mr_time_add(now(), LOOK_NS));
+        (void)mr_event_wait(&guard.work, count == 0 ? MR_NEVER : mr_time_add(now(), pause_ns));
     }
 }
 
@@ -208,6 +223,10 @@ static bool admit(int fd, const struct sockaddr_storage *address)
     if (!peer_from(address, &fresh.peer)) {
         return true; /* not TCP */
     }
+    if (mr_connection_table_is_punished(guard.table, &fresh.peer, fresh.accepted_ns)) {
+        tell(&fresh, "a connection is refused: its address has flooded us just now");
+        return false;
+    }
     mr_connection evicted;
     mr_connection_id id = mr_connection_table_admit(guard.table, &fresh, &evicted);
     if (id.serial == 0 && fresh.accepted_ns - guard.looked_ns > LOOK_NS / 10) {
@@ -215,6 +234,7 @@ static bool admit(int fd, const struct sockaddr_storage *address)
         id = mr_connection_table_admit(guard.table, &fresh, &evicted);
     }
     if (evicted.serial != 0) {
+        mr_connection_table_gone(guard.table, &evicted, fresh.accepted_ns);
         end_connection(&evicted, "a connection without calls makes room for another");
     }
     if (id.serial == 0) {
@@ -360,7 +380,7 @@ void mr_connections_end_call(mr_connection_id id, bool strike)
     pthread_mutex_lock(&guard.mutex);
     if (guard.table != NULL && mr_connection_table_end_call(guard.table, id, strike, now())) {
         mr_connection *item = mr_connection_table_get(guard.table, id);
-        end_connection(item, "a connection is closed: it gives up or is refused too many calls");
+        throw_out(item, "a connection is closed: it gives up or is refused too many calls");
     }
     pthread_mutex_unlock(&guard.mutex);
 }

@@ -269,7 +269,8 @@ static mr_status start_guard(const mr_server *server, mr_error *err)
     const mr_connection_limits limits = {.connections = server->limits.connections,
                                          .connection_calls = server->limits.connection_calls,
                                          .calls = server->limits.calls,
-                                         .message_bytes = server->max_message_bytes};
+                                         .message_bytes = server->max_message_bytes,
+                                         .penalty_ns = server->limits.penalty_ms * MR_NS_PER_MS};
     return mr_connections_start(&limits, err);
 }
 

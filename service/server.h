@@ -30,6 +30,7 @@ typedef struct mr_server_limits {
     uint32_t header_bytes;
     uint32_t handshake_timeout_ms;
     uint32_t request_timeout_ms;
+    uint32_t penalty_ms;
     uint32_t answer_timeout_ms; /* for an answer that the client does not take */
 } mr_server_limits;
 

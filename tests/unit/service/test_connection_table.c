@@ -13,8 +13,11 @@
 #define KIB INT64_C(1024)
 #define S   UINT64_C(1000000000)
 
-static const mr_connection_limits LIMITS = {
-    .connections = 3, .connection_calls = 4, .calls = 6, .message_bytes = 1000 * 1024};
+static const mr_connection_limits LIMITS = {.connections = 3,
+                                            .connection_calls = 4,
+                                            .calls = 6,
+                                            .message_bytes = 1000 * 1024,
+                                            .penalty_ns = S};
 
 static mr_connection_table *create(void)
 {
@@ -257,6 +260,59 @@ static void test_connection_table_caps_credit(void **state)
     mr_connection_table_destroy(table);
 }
 
+/* A whole second without new connections; others do not notice, and the old ones stay. */
+static void test_connection_table_punishes_addresses_for_a_while(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id id = admit(table, 1, 1);
+    mr_peer other;
+    assert_true(mr_peer_parse("ipv4:127.0.0.2:1", &other));
+    const mr_peer peer = fresh(7, 0).peer; /* the port does not matter */
+    assert_false(mr_connection_table_is_punished(table, &peer, 50 * S));
+    mr_connection_table_punish(table, &mr_connection_table_get(table, id)->peer, 50 * S);
+    assert_true(mr_connection_table_is_punished(table, &peer, 51 * S - 1));
+    assert_false(mr_connection_table_is_punished(table, &peer, 51 * S));
+    assert_false(mr_connection_table_is_punished(table, &other, 50 * S));
+    mr_connection_table_destroy(table);
+}
+
+static void go_without_calls(mr_connection_table *table, int count, uint64_t now_ns)
+{
+    for (int i = 0; i < count; i++) {
+        const mr_connection connection = fresh((uint16_t)(1000 + i), now_ns);
+        mr_connection_table_gone(table, &connection, now_ns);
+    }
+}
+
+static void test_connection_table_punishes_many_connections_without_calls(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_peer peer = fresh(1, 0).peer;
+    go_without_calls(table, 64, 100 * S);
+    /* Those that made calls count for nothing, nor what was more than ten seconds ago. */
+    mr_connection good = fresh(1, 0);
+    good.proven = true;
+    mr_connection_table_gone(table, &good, 100 * S);
+    assert_false(mr_connection_table_is_punished(table, &peer, 100 * S));
+    go_without_calls(table, 64, 111 * S);
+    assert_false(mr_connection_table_is_punished(table, &peer, 111 * S));
+    go_without_calls(table, 1, 112 * S);
+    assert_true(mr_connection_table_is_punished(table, &peer, 112 * S));
+    /* More addresses than are remembered: the one that was heard of last is. */
+    for (unsigned i = 0; i < 1000; i++) {
+        char name[40];
+        mr_peer stranger;
+        snprintf(name, sizeof(name), "ipv4:10.0.%u.%u:1", i / 256, i % 256);
+        assert_true(mr_peer_parse(name, &stranger));
+        mr_connection_table_punish(table, &stranger, 200 * S + i);
+        assert_true(mr_connection_table_is_punished(table, &stranger, 200 * S + i));
+    }
+    assert_false(mr_connection_table_is_punished(table, &peer, 112 * S));
+    mr_connection_table_destroy(table);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -268,6 +324,8 @@ int main(void)
         cmocka_unit_test(test_connection_table_lets_send_what_calls_need),
         cmocka_unit_test(test_connection_table_lets_requests_of_full_size_come),
         cmocka_unit_test(test_connection_table_caps_credit),
+        cmocka_unit_test(test_connection_table_punishes_addresses_for_a_while),
+        cmocka_unit_test(test_connection_table_punishes_many_connections_without_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
