@@ -34,7 +34,10 @@ struct mr_engine {
     mr_engine_stats snapshot;
     uint64_t submitted;
     uint64_t snapshot_taken;
-    bool reset_asked; /* of the prefix cache */
+    uint64_t untaken_ns; /* since when a request waits in the inbox, if one does */
+    uint64_t turn_ns;    /* when the thread was last seen to move */
+    bool asleep;         /* since then: it has nothing to run */
+    bool reset_asked;    /* of the prefix cache */
     uint32_t generation;
     bool quits; /* and takes no new requests */
 };
@@ -78,6 +81,8 @@ static void mark_step(mr_engine *engine, uint64_t started_ns)
         engine->snapshot.step_ns += now_ns - engine->snapshot.step_started_ns;
     }
     engine->snapshot.step_started_ns = started_ns;
+    engine->turn_ns = now_ns;
+    engine->asleep = false;
     pthread_mutex_unlock(&engine->mutex);
 }
 
@@ -117,14 +122,18 @@ static bool step(mr_engine *engine, uint64_t *wake_ns)
 }
 
 /* Shows the others where the engine stands. False when it shall quit. */
-static bool show(mr_engine *engine)
+static bool show(mr_engine *engine, bool sleeps)
 {
+    const uint64_t now_ns = mr_clock_now(&engine->clock);
     pthread_mutex_lock(&engine->mutex);
     mr_scheduler_stats_get(engine->scheduler, &engine->snapshot.scheduler);
     engine->snapshot.last_step_ns = engine->last_step_ns;
     engine->snapshot.failed = engine->failure.status != MR_OK;
     engine->snapshot.busy = !mr_scheduler_idle(engine->scheduler);
     engine->snapshot_taken = engine->taken;
+    engine->untaken_ns = now_ns;
+    engine->turn_ns = now_ns;
+    engine->asleep = sleeps;
     const bool goes_on = !engine->quits;
     pthread_mutex_unlock(&engine->mutex);
     return goes_on;
@@ -165,7 +174,7 @@ static void *engine_main(void *arg)
         reset_if_asked(engine);
         const bool ran = step(engine, &wake_ns);
         mr_scheduler_publish(engine->scheduler);
-        if (!show(engine)) {
+        if (!show(engine, !ran)) {
             break;
         }
         if (!ran) {
@@ -258,6 +267,7 @@ mr_status mr_engine_create(const mr_engine_options *options, mr_exec *exec, mr_e
     }
     engine->clock = options->clock;
     engine->exec = exec;
+    engine->asleep = true;
     init_shared(engine);
     const mr_status status = create_parts(engine, options, err);
     if (status != MR_OK) {
@@ -289,10 +299,14 @@ void mr_engine_destroy(mr_engine *engine)
 
 mr_status mr_engine_submit(mr_engine *engine, mr_request *request, mr_error *err)
 {
+    const uint64_t now_ns = mr_clock_now(&engine->clock);
     pthread_mutex_lock(&engine->mutex);
     const bool failed = engine->snapshot.failed;
     const bool refused = failed || engine->quits;
     if (!refused) {
+        if (engine->submitted == engine->snapshot_taken) {
+            engine->untaken_ns = now_ns;
+        }
         engine->submitted++;
     }
     pthread_mutex_unlock(&engine->mutex);
@@ -337,16 +351,27 @@ static bool is_busy(const mr_engine *engine)
     return engine->submitted != engine->snapshot_taken || engine->snapshot.busy;
 }
 
+/* Under the mutex. MR_NEVER: nothing is pending. */
+static uint64_t pending_since(const mr_engine *engine)
+{
+    if (!engine->asleep) {
+        return engine->turn_ns;
+    }
+    return engine->submitted != engine->snapshot_taken ? engine->untaken_ns : MR_NEVER;
+}
+
 void mr_engine_stats_get(mr_engine *engine, mr_engine_stats *out)
 {
     pthread_mutex_lock(&engine->mutex);
     *out = engine->snapshot;
     out->busy = is_busy(engine);
+    const uint64_t pending_ns = pending_since(engine);
     const uint64_t arriving = engine->submitted - engine->snapshot_taken;
     pthread_mutex_unlock(&engine->mutex);
     out->scheduler.started += arriving;
     out->scheduler.waiting += (uint32_t)arriving;
     const uint64_t now_ns = mr_clock_now(&engine->clock);
+    out->pending_ns = now_ns > pending_ns ? now_ns - pending_ns : 0;
     if (out->step_started_ns != 0 && now_ns > out->step_started_ns) {
         out->step_ns += now_ns - out->step_started_ns;
     }

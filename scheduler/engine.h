@@ -57,6 +57,8 @@ typedef struct mr_engine_stats {
     uint64_t step_ns;             /* spent in steps since start, the running one up to now */
     bool failed;                  /* the device failed: NOT_SERVING until restart */
     bool busy;                    /* a step is running or there is work */
+    uint64_t pending_ns; /* for how long the engine's thread has been in one step, or has not
+                            taken in a request that waits for it; 0: neither */
 } mr_engine_stats;
 
 void mr_engine_stats_get(mr_engine *engine, mr_engine_stats *out);

@@ -2,7 +2,6 @@
 #include "base/buffer.h"
 #include "base/checked.h"
 #include "base/clock.h"
-#include "base/event.h"
 #include "base/log.h"
 #include "service/commands.h"
 #include "service/listen.h"
@@ -15,20 +14,25 @@
 #include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 #include <unistd.h>
 
-#define DEFAULT_LISTEN   "127.0.0.1:8001"
-#define SHUTDOWN_WAIT_MS 30000u
+#define DEFAULT_LISTEN "127.0.0.1:8001"
+/* As a shell gives it for a process that a signal ended. */
+#define EXIT_BY_SIGNAL 128
+/* Signals that come so soon after the first say nothing new; below a second. */
+#define SAME_ASK_NS (MR_NS_PER_S / 4)
 
 /* What the thread that waits for signals shares with the one that loads and serves. */
 typedef struct shutdown_watch {
     sigset_t signals;
-    mr_server *server;
     const mr_cli_model *model; /* where settings come from */
     mr_config config;          /* what they were at the start */
-    mr_event asked;
+
     pthread_mutex_t mutex; /* held while the process ends before the model is loaded */
-    bool loaded;
+    mr_server *server;     /* under the mutex; NULL once it has left */
+    bool loaded;           /* under the mutex */
+    int forced_by;         /* under the mutex: the second signal; 0: none came */
 } shutdown_watch;
 
 /* Signals are blocked before there is any thread, and waited for by one: none is lost. */
@@ -97,9 +101,10 @@ static void leave_if_loading(shutdown_watch *watch)
 {
     pthread_mutex_lock(&watch->mutex);
     if (!watch->loaded) {
-        mr_server_shutdown(watch->server, SHUTDOWN_WAIT_MS);
+        mr_server_leave(watch->server);
+        const bool ended = mr_server_run(watch->server);
         mr_log_flush();
-        _exit(MR_EXIT_OK);
+        _exit(ended ? MR_EXIT_OK : MR_EXIT_FAILED);
     }
     pthread_mutex_unlock(&watch->mutex);
 }
@@ -142,7 +147,8 @@ static mr_status load_tenants(const shutdown_watch *watch, mr_config *config, mr
     return MR_OK;
 }
 
-/* Tenants with their keys and limits, and what is logged; for the calls that come. */
+/* Tenants with their keys and limits, and what is logged; for the calls that come. Under the mutex,
+ * with a server. */
 static void reload(const shutdown_watch *watch)
 {
     mr_error err = {0};
@@ -161,39 +167,84 @@ static void reload(const shutdown_watch *watch)
     free(config);
 }
 
-/* Waits for a signal to end by; SIGHUP is none. */
-static int wait_for_end(const shutdown_watch *watch)
+static int wait_for_signal(const shutdown_watch *watch)
 {
-    for (;;) {
-        int number = 0;
-        if (sigwait(&watch->signals, &number) != 0) {
-            continue;
-        }
-        if (number != SIGHUP) {
-            return number;
-        }
-        reload(watch);
+    int number = 0;
+    while (sigwait(&watch->signals, &number) != 0) {
+    }
+    return number;
+}
+
+/* Drops what comes for a while: supervisors signal a process, and then its group. */
+static void pass_over_signals(const shutdown_watch *watch)
+{
+    const mr_clock clock = mr_clock_monotonic();
+    const uint64_t until_ns = mr_time_add(mr_clock_now(&clock), SAME_ASK_NS);
+    for (uint64_t now_ns = mr_clock_now(&clock); now_ns < until_ns; now_ns = mr_clock_now(&clock)) {
+        const struct timespec left = {.tv_nsec = (long)(until_ns - now_ns)};
+        (void)sigtimedwait(&watch->signals, NULL, &left);
     }
 }
 
-/* Takes the first signal; the next one has its default effect and ends the process at once. */
+/* A signal to end by. Once the server drains, nothing is reloaded any more. */
+static int wait_for_end(shutdown_watch *watch, bool reloads)
+{
+    int number = wait_for_signal(watch);
+    while (number == SIGHUP) {
+        pthread_mutex_lock(&watch->mutex);
+        if (reloads && watch->server != NULL) {
+            reload(watch);
+        }
+        pthread_mutex_unlock(&watch->mutex);
+        number = wait_for_signal(watch);
+    }
+    return number;
+}
+
+/* False when the server has left already. */
+static bool ask(shutdown_watch *watch, void (*for_what)(mr_server *server))
+{
+    pthread_mutex_lock(&watch->mutex);
+    const bool there = watch->server != NULL;
+    if (there) {
+        for_what(watch->server);
+    }
+    pthread_mutex_unlock(&watch->mutex);
+    return there;
+}
+
+/* Without the server's leave. */
+static _Noreturn void end_now(int number)
+{
+    mr_log_flush();
+    _exit(EXIT_BY_SIGNAL + number);
+}
+
+static void log_signal(const char *message, int number)
+{
+    mr_log(MR_LOG_INFO, "serve", message, "signal=%s", number == SIGTERM ? "SIGTERM" : "SIGINT");
+}
+
+/* The first signal drains the server, the second ends what still runs, the third the process. */
 static void *watch_signals(void *arg)
 {
     shutdown_watch *watch = arg;
-    const int number = wait_for_end(watch);
-    pthread_sigmask(SIG_UNBLOCK, &watch->signals, NULL);
-    mr_log(MR_LOG_INFO, "serve", "shutting down", "signal=%s wait_ms=%u",
-           number == SIGTERM ? "SIGTERM" : "SIGINT", SHUTDOWN_WAIT_MS);
+    log_signal("shutting down", wait_for_end(watch, true));
     leave_if_loading(watch);
-    mr_event_set(&watch->asked);
-    (void)pause(); /* for the next one to end the process: the other threads block it */
-    return NULL;
+    ask(watch, mr_server_leave);
+    pass_over_signals(watch);
+
+    const int second = wait_for_end(watch, false);
+    log_signal("forced to end at once", second);
+    pthread_mutex_lock(&watch->mutex);
+    watch->forced_by = second;
+    pthread_mutex_unlock(&watch->mutex);
+    end_now(ask(watch, mr_server_force) ? wait_for_end(watch, false) : second);
 }
 
 /* The watch lasts as long as the process. */
 static mr_status start_watch(shutdown_watch *watch, mr_error *err)
 {
-    mr_event_init(&watch->asked);
     pthread_mutex_init(&watch->mutex, NULL);
     pthread_t thread;
     if (pthread_create(&thread, NULL, watch_signals, watch) != 0) {
@@ -231,9 +282,31 @@ static int serve_runtime(shutdown_watch *watch, mr_runtime *runtime, const char 
     mr_server_set_runtime(watch->server, runtime, *sharing);
     log_ready(runtime, listen, port, mr_clock_now(&clock) - started_ns);
     identify_model(runtime);
-    (void)mr_event_wait(&watch->asked, MR_NEVER);
-    mr_metadata_store_set_state(mr_sharing_store(*sharing), "draining");
     return MR_EXIT_OK;
+}
+
+/* Until the server has left. Gives the exit status, or ends the process where calls are left that
+ * use what would be freed. */
+static int run_server(shutdown_watch *watch, int status)
+{
+    mr_server *server = watch->server;
+    if (status != MR_EXIT_OK) {
+        mr_server_leave(server);
+    }
+    const bool ended = mr_server_run(server);
+    pthread_mutex_lock(&watch->mutex);
+    watch->server = NULL;
+    if (watch->forced_by != 0) {
+        status = EXIT_BY_SIGNAL + watch->forced_by;
+    }
+    pthread_mutex_unlock(&watch->mutex);
+    if (!ended) {
+        mr_log(MR_LOG_ERROR, "serve",
+               "calls are left that cannot be ended: the engine is still in its step", NULL);
+        mr_log_flush();
+        _exit(status != MR_EXIT_OK ? status : MR_EXIT_FAILED);
+    }
+    return status;
 }
 
 static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *listen, const char *path,
@@ -250,7 +323,7 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
     if (status == MR_EXIT_OK) {
         status = serve_runtime(watch, runtime, listen, &sharing, started);
     }
-    mr_server_shutdown(server, SHUTDOWN_WAIT_MS);
+    status = run_server(watch, status);
     mr_metrics_http_stop(http);
     mr_server_destroy(server);
     mr_sharing_destroy(sharing);
@@ -281,6 +354,8 @@ static mr_status start_listening(const addresses *where, const mr_config *config
         .reflection = config->reflection_enable,
         .admin = config->admin_enable,
         .tenants = &config->tenants,
+        .drain = {.pre_stop_ms = config->drain_pre_stop_ms, .timeout_ms = config->drain_timeout_ms},
+        .stall_timeout_ms = config->stall_timeout_ms,
     };
     MR_TRY(mr_server_start(&options, server, err));
     if (where->metrics != NULL) {
@@ -319,8 +394,9 @@ int mr_cmd_serve(int argc, char **argv)
     const mr_cli_command command = {
         .name = "serve",
         .usage = "--model PATH [OPTION]...",
-        .about = "Serves a model over gRPC (millrace.v1) until SIGTERM or SIGINT. Running streams "
-                 "then have 30 s to\nend; a second signal ends the process at once.",
+        .about = "Serves a model over gRPC (millrace.v1) until SIGTERM or SIGINT. It is not "
+                 "ready then but serves\non for drain.pre_stop_ms, and what runs after that has "
+                 "drain.timeout_ms to end. A second\nsignal ends it at once.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
         .examples =

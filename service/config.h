@@ -40,6 +40,7 @@ typedef struct mr_config {
     uint32_t max_overtakes;
     uint32_t overtake_timeout_ms;
     uint32_t slow_reader_timeout_ms;
+    uint32_t stall_timeout_ms;
     uint32_t block_size;
     uint64_t kv_cache_memory;      /* bytes; 0: sized from the batch and the memory there is */
     uint64_t kv_host_memory;       /* bytes of the host tier; 0: none */
@@ -64,6 +65,8 @@ typedef struct mr_config {
     uint32_t keepalive_timeout_ms;
     uint32_t keepalive_min_ping_interval_ms;
     bool keepalive_permit_without_calls;
+    uint32_t drain_pre_stop_ms;
+    uint32_t drain_timeout_ms;
     bool metrics_vllm_names;
     char redis_url[512];       /* "": no Redis; may hold a password */
     char redis_on_failure[8];  /* open | closed | local */

@@ -3,16 +3,15 @@
 
 #include <string.h>
 
-void mr_id_registry_init(mr_id_registry *registry)
+void mr_id_registry_init(mr_id_registry *registry, mr_event *emptied)
 {
     pthread_mutex_init(&registry->mutex, NULL);
-    mr_event_init(&registry->emptied);
+    registry->emptied = emptied;
     registry->first = NULL;
 }
 
 void mr_id_registry_deinit(mr_id_registry *registry)
 {
-    mr_event_deinit(&registry->emptied);
     pthread_mutex_destroy(&registry->mutex);
 }
 
@@ -60,18 +59,12 @@ mr_request *mr_id_registry_find(mr_id_registry *registry, const char *tenant, co
     return request;
 }
 
-static bool is_empty(mr_id_registry *registry)
+bool mr_id_registry_is_empty(mr_id_registry *registry)
 {
     pthread_mutex_lock(&registry->mutex);
     const bool empty = registry->first == NULL;
     pthread_mutex_unlock(&registry->mutex);
     return empty;
-}
-
-void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns)
-{
-    while (!is_empty(registry) && mr_event_wait(&registry->emptied, until_ns)) {
-    }
 }
 
 void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim)
@@ -89,7 +82,7 @@ void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim)
         claim->next->prev = claim->prev;
     }
     if (registry->first == NULL) {
-        mr_event_set(&registry->emptied);
+        mr_event_set(registry->emptied);
     }
     pthread_mutex_unlock(&registry->mutex);
     *claim = (mr_id_claim){0};

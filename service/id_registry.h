@@ -23,18 +23,17 @@ typedef struct mr_id_claim {
 typedef struct mr_id_registry {
     pthread_mutex_t mutex;
     mr_id_claim *first;
-    mr_event emptied;
+    mr_event *emptied; /* borrows; set when the last claim is dropped */
 } mr_id_registry;
 
-void mr_id_registry_init(mr_id_registry *registry);
+void mr_id_registry_init(mr_id_registry *registry, mr_event *emptied);
 void mr_id_registry_deinit(mr_id_registry *registry);
 /* ALREADY_EXISTS, naming request_id, while another claim holds the id for the tenant. */
 MR_MUST_USE mr_status mr_id_registry_claim(mr_id_registry *registry, mr_id_claim *claim,
                                            const char *tenant, mr_request *request, mr_error *err);
 /* The tenant's request with this id, NULL if there is none. Gives a reference. */
 mr_request *mr_id_registry_find(mr_id_registry *registry, const char *tenant, const char *id);
-/* Until nothing is registered or CLOCK_MONOTONIC passes `until_ns`. One thread at a time. */
-void mr_id_registry_wait_empty(mr_id_registry *registry, uint64_t until_ns);
+bool mr_id_registry_is_empty(mr_id_registry *registry);
 /* Idempotent. */
 void mr_id_registry_drop(mr_id_registry *registry, mr_id_claim *claim);
 

@@ -40,6 +40,10 @@ typedef enum mr_measure {
 typedef struct mr_metrics {
     mr_histogram measures[MR_MEASURES];
     mr_counter refused[MR_UNAUTHENTICATED + 1]; /* by status, before the engine saw the request */
+    mr_counter drains_by_signal;
+    mr_counter drains_by_request;
+    mr_counter drained_finished; /* requests that ended by themselves during a drain */
+    mr_counter drained_cut_off;  /* and that it ended */
 } mr_metrics;
 
 void mr_metrics_init(mr_metrics *metrics);
@@ -61,6 +65,8 @@ void mr_metrics_refused(mr_metrics *metrics, mr_status status);
 typedef struct mr_metrics_view {
     bool vllm_names; /* the vllm: families too */
     bool serving;
+    bool draining;
+    bool stalled;
     const char *model_name; /* "" until the model is loaded, as the others */
     const char *backend;
     const char *kv_dtype;

@@ -14,6 +14,7 @@
 #include "base/status.h"
 #include "cache/rate_limiter.h"
 #include "scheduler/request.h"
+#include "service/drain.h"
 #include "service/id_registry.h"
 #include "service/runtime.h"
 #include "service/server.h"
@@ -75,9 +76,10 @@ extern const mr_rpc_method mr_rpc_reflection;
 extern const mr_rpc_method mr_rpc_reflection_alpha;
 extern const mr_rpc_method mr_rpc_get_load;
 extern const mr_rpc_method mr_rpc_reset_prefix_cache;
+extern const mr_rpc_method mr_rpc_drain;
 extern const mr_rpc_method mr_rpc_other;
 
-#define MR_RPC_METHODS 13
+#define MR_RPC_METHODS 14
 
 /* Clients take messages of 4 MiB unless told otherwise. */
 #define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
@@ -129,15 +131,32 @@ struct mr_server {
     bool admin;      /* served */
     mr_flag serving; /* gRPC takes calls */
     mr_flag ready;
-    mr_flag draining; /* new generations are refused */
-    mr_flag cut_off;  /* running generations end now */
-    mr_event down;    /* gRPC has no call left */
+    mr_flag draining; /* not ready any more; set before the next five, each of which stays */
+    mr_flag leaving;  /* the process is to end */
+    mr_flag refusing; /* new generations are refused */
+    mr_flag cut_off;  /* running generations end now, after what there is to say, */
+    mr_flag dropping; /* and then without that */
+    mr_flag drained;  /* no generation is left */
+    mr_flag down;     /* gRPC has no call left */
+    mr_event news;    /* wakes the thread in mr_server_run */
     mr_rpc_tag down_tag;
+    pthread_mutex_t drain_mutex;
+    mr_drain drain; /* under the mutex */
+    mr_server_drain_times drain_times;
+    uint64_t stall_ns; /* an engine that does not move for so long is not ready */
+
+    /* The thread's in mr_server_run. */
+    mr_drain_phase told; /* the phase whose effects are done */
+    bool told_leaves;
+    bool stalled; /* as it was seen last */
+    bool closing; /* gRPC was asked to end */
     bool shut_down;
 };
 
-/* The runtime for a new generation; UNAVAILABLE with a retry time while loading or draining. Any
- * thread. */
+/* The runtime for a new generation; UNAVAILABLE with a retry time while loading, and once new ones
+ * are refused. Any thread. */
 MR_MUST_USE mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err);
+/* Has every call looked at, soon. Any thread. */
+void mr_server_tick(mr_server *server);
 
 #endif

@@ -77,6 +77,46 @@ static void begin_reset_prefix_cache(mr_call *call)
     mr_call_finish(call, &response.base, NULL);
 }
 
+/* Answers once nothing runs any more; the drain does not depend on who waits for it. */
+static void look_drained(mr_call *call)
+{
+    if (call->finished) {
+        return;
+    }
+    if (call->gone) {
+        mr_error err;
+        (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call; the drain goes on");
+        mr_call_finish(call, NULL, &err);
+    } else if (mr_flag_get(&call->queue->server->drained)) {
+        const Millrace__V1__DrainResponse response = MILLRACE__V1__DRAIN_RESPONSE__INIT;
+        mr_call_finish(call, &response.base, NULL);
+    }
+}
+
+static void begin_drain(mr_call *call)
+{
+    if (!may_begin(call)) {
+        return;
+    }
+    mr_error err;
+    ProtobufCMessage *message = NULL;
+    if (mr_call_unpack(call, &millrace__v1__drain_request__descriptor, &message, &err) != MR_OK) {
+        mr_call_finish(call, NULL, &err);
+        return;
+    }
+    const uint32_t timeout_ms = ((const Millrace__V1__DrainRequest *)message)->timeout_ms;
+    mr_codec_free(message);
+    mr_server_drain(call->queue->server, timeout_ms);
+    look_drained(call);
+}
+
+const mr_rpc_method mr_rpc_drain = {
+    .path = "/millrace.v1.AdminService/Drain",
+    .begin = begin_drain,
+    .cancelled = look_drained,
+    .tick = look_drained,
+};
+
 const mr_rpc_method mr_rpc_reset_prefix_cache = {
     .path = "/millrace.v1.AdminService/ResetPrefixCache",
     .begin = begin_reset_prefix_cache,

@@ -29,7 +29,8 @@ typedef struct generation {
     uint64_t arrived_ns;
     bool unary;
     bool submitted;
-    bool cut_off; /* by us, to shut down */
+    bool cut_off; /* by a drain */
+    bool dropped; /* by it, with the message on its way */
 } generation;
 
 /* After the status is out, events still come until the engine is done with the request. */
@@ -38,9 +39,22 @@ static void discard_events(generation *gen)
     mr_ring_pop(&gen->request->events, mr_ring_count(&gen->request->events));
 }
 
+/* A request that its client gave up is neither. */
+static void count_drained(const generation *gen, mr_status status)
+{
+    mr_server *server = gen->call->queue->server;
+    if (!gen->submitted || !mr_flag_get(&server->draining) || gen->call->gone) {
+        return;
+    }
+    const bool cut_off = gen->cut_off && status != MR_OK;
+    mr_counter_add(cut_off ? &server->metrics.drained_cut_off : &server->metrics.drained_finished,
+                   1);
+}
+
 /* The id is free again before the client can know that its request is over. */
 static void end_call(generation *gen, const ProtobufCMessage *last, const mr_error *err)
 {
+    count_drained(gen, err->status);
     mr_id_registry_drop(&gen->call->queue->server->ids, &gen->id);
     mr_call_finish(gen->call, last, err);
 }
@@ -52,6 +66,14 @@ static void give_up(generation *gen, const mr_error *err)
         discard_events(gen);
     }
     end_call(gen, NULL, err);
+}
+
+static void fail_cut_off(mr_error *err)
+{
+    (void)mr_fail(err, MR_UNAVAILABLE,
+                  "the server drains, and the time for it is over before the request is done: send "
+                  "it again");
+    err->retry_after_ms = SHUTDOWN_RETRY_MS;
 }
 
 /* `bytes` are those that are known of. */
@@ -90,9 +112,7 @@ static void final_error(const generation *gen, mr_error *err)
     *err = gen->request->error;
     const mr_finish finish = gen->response.finish;
     if (gen->cut_off && finish == MR_FINISH_CANCELLED) {
-        (void)mr_fail(err, MR_UNAVAILABLE,
-                      "the server is shutting down before the request is done: send it again");
-        err->retry_after_ms = SHUTDOWN_RETRY_MS;
+        fail_cut_off(err);
     } else if (err->status == MR_OK && finish == MR_FINISH_CANCELLED) {
         (void)mr_fail(err, MR_CANCELLED, "the request was cancelled");
     } else if (err->status == MR_OK && finish == MR_FINISH_ERROR) {
@@ -198,6 +218,20 @@ static void cut_off(generation *gen)
     if (gen->submitted && !gen->cut_off && !gen->call->finished) {
         gen->cut_off = true;
         mr_engine_cancel(gen->engine, gen->request);
+    }
+}
+
+/* Does not wait for the engine, nor for the client to take what is on its way. */
+static void drop(generation *gen)
+{
+    mr_error err;
+    fail_cut_off(&err);
+    gen->cut_off = true;
+    if (!gen->call->sending) {
+        give_up(gen, &err);
+    } else if (!gen->dropped) {
+        gen->dropped = true;
+        mr_call_abort(gen->call, &err);
     }
 }
 
@@ -444,7 +478,13 @@ static void on_cancelled(mr_call *call)
 static void on_tick(mr_call *call)
 {
     generation *gen = call->state;
-    if (gen != NULL && mr_flag_get(&call->queue->server->cut_off)) {
+    const mr_server *server = call->queue->server;
+    if (gen == NULL || call->finished) {
+        return;
+    }
+    if (mr_flag_get(&server->dropping)) {
+        drop(gen);
+    } else if (mr_flag_get(&server->cut_off)) {
         cut_off(gen);
     }
 }

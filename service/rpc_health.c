@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* grpc.health.v1: SERVING once the model is loaded, until the server drains or its device fails. */
+/* grpc.health.v1: SERVING once the model is loaded, and until the server drains, its device fails
+ * or its engine stalls. */
 #include "base/checked.h"
 #include "service/call.h"
 #include "service/codec.h"
@@ -100,7 +101,7 @@ static void look(mr_call *call)
     const serving_status status = state->known ? status_now(server) : SERVICE_UNKNOWN;
     if (status != state->told) {
         tell(call, status);
-    } else if (mr_flag_get(&server->draining)) {
+    } else if (mr_flag_get(&server->leaving) && mr_flag_get(&server->refusing)) {
         mr_error err;
         (void)mr_fail(&err, MR_UNAVAILABLE, "the server is shutting down");
         mr_call_finish(call, NULL, &err);

@@ -233,7 +233,8 @@ static bool ends(mr_call *call)
     mr_error err;
     if (call->gone) {
         (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call");
-    } else if (mr_flag_get(&call->queue->server->draining)) {
+    } else if (mr_flag_get(&call->queue->server->leaving) &&
+               mr_flag_get(&call->queue->server->refusing)) {
         (void)mr_fail(&err, MR_UNAVAILABLE, "the server is shutting down");
     } else {
         return false;

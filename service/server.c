@@ -29,11 +29,6 @@
 #define MESSAGE_BYTES_MOST    (UINT64_C(64) << 20)
 /* Calls that may arrive at once, a queue and method, before gRPC has to wait for the queue. */
 #define EXPECTED_CALLS 4
-/* Whose stream has just ended may call again at once. gRPC gives CANCELLED to calls that meet its
- * own shutdown, so they get our refusal, with its retry time, for a little longer. */
-#define LINGER_NS (MR_NS_PER_S / 4)
-/* How long cancelled streams get for their last message. */
-#define LAST_WORDS_NS (2 * MR_NS_PER_S)
 /* How often a failure of the device is looked for while somebody watches the health, and room for
  * calls that had none. */
 #define WATCH_INTERVAL_MS 500
@@ -41,17 +36,25 @@
 #define DRAINING_RETRY_MS 1000
 
 static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
-    &mr_rpc_generate,   &mr_rpc_generate_unary,   &mr_rpc_abort,        &mr_rpc_tokenize,
-    &mr_rpc_detokenize, &mr_rpc_get_model,        &mr_rpc_health_check, &mr_rpc_health_watch,
-    &mr_rpc_reflection, &mr_rpc_reflection_alpha, &mr_rpc_get_load,     &mr_rpc_reset_prefix_cache,
-    &mr_rpc_other,
+    &mr_rpc_generate,     &mr_rpc_generate_unary,
+    &mr_rpc_abort,        &mr_rpc_tokenize,
+    &mr_rpc_detokenize,   &mr_rpc_get_model,
+    &mr_rpc_health_check, &mr_rpc_health_watch,
+    &mr_rpc_reflection,   &mr_rpc_reflection_alpha,
+    &mr_rpc_get_load,     &mr_rpc_reset_prefix_cache,
+    &mr_rpc_drain,        &mr_rpc_other,
 };
+
+static const char *drain_reason(const mr_server *server)
+{
+    return mr_flag_get(&server->leaving) ? "the server is shutting down" : "the server is draining";
+}
 
 mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err)
 {
     uint32_t retry_ms = DRAINING_RETRY_MS;
-    if (mr_flag_get(&server->draining)) {
-        (void)mr_fail(err, MR_UNAVAILABLE, "the server is shutting down: use another one");
+    if (mr_flag_get(&server->refusing)) {
+        (void)mr_fail(err, MR_UNAVAILABLE, "%s: use another one", drain_reason(server));
     } else if (!mr_flag_get(&server->ready)) {
         (void)mr_fail(err, MR_UNAVAILABLE, "the model is still loading: try again");
         retry_ms = LOADING_RETRY_MS;
@@ -68,14 +71,19 @@ mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err)
 const char *mr_server_not_serving(mr_server *server)
 {
     if (mr_flag_get(&server->draining)) {
-        return "the server is shutting down";
+        return drain_reason(server);
     }
     if (!mr_flag_get(&server->ready)) {
         return "the model is still loading";
     }
     mr_engine_stats stats;
     mr_engine_stats_get(mr_runtime_engine(server->runtime), &stats);
-    return stats.failed ? "the device failed; restart the server" : NULL;
+    if (stats.failed) {
+        return "the device failed; restart the server";
+    }
+    return stats.pending_ns >= server->stall_ns
+               ? "the engine makes no step; restart the server if it stays so"
+               : NULL;
 }
 
 const mr_metrics *mr_server_metrics(const mr_server *server)
@@ -90,6 +98,7 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
     clock_gettime(CLOCK_REALTIME, &wall);
     *out = (mr_metrics_view){
         .serving = mr_server_not_serving(server) == NULL,
+        .draining = mr_flag_get(&server->draining),
         .model_name = "",
         .backend = "",
         .kv_dtype = "",
@@ -109,6 +118,7 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
     out->max_seq_length = config->max_seq_length;
     out->memory = server->memory;
     mr_engine_stats_get(mr_runtime_engine(runtime), &out->engine);
+    out->stalled = out->engine.pending_ns >= server->stall_ns;
     mr_sharing_stats_get(server->sharing, &out->sharing);
 }
 
@@ -148,7 +158,8 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
         queue->stopping = true;
         break;
     case MR_RPC_SERVER_DOWN:
-        mr_event_set(&queue->server->down);
+        mr_flag_set(&queue->server->down);
+        mr_event_set(&queue->server->news);
         break;
     }
 }
@@ -198,7 +209,7 @@ static void *queue_main(void *arg)
     }
 }
 
-static void tick_all(mr_server *server)
+void mr_server_tick(mr_server *server)
 {
     for (uint32_t i = 0; i < server->n_threads; i++) {
         mr_rpc_queue_post(&server->queues[i], &server->queues[i].tick_tag);
@@ -318,8 +329,11 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     }
     gpr_set_log_function(on_grpc_log);
     grpc_init();
-    mr_event_init(&server->down);
-    mr_id_registry_init(&server->ids);
+    mr_event_init(&server->news);
+    pthread_mutex_init(&server->drain_mutex, NULL);
+    mr_id_registry_init(&server->ids, &server->news);
+    server->drain_times = options->drain;
+    server->stall_ns = options->stall_timeout_ms * MR_NS_PER_MS;
     mr_metrics_init(&server->metrics);
     server->reflection = options->reflection;
     server->admin = options->admin;
@@ -355,7 +369,7 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     mr_connections_guard(server->port);
     grpc_server_start(server->grpc);
     mr_flag_set(&server->serving);
-    tick_all(server); /* the threads say which calls they expect */
+    mr_server_tick(server); /* the threads say which calls they expect */
     *out = server;
     return MR_OK;
 }
@@ -384,43 +398,7 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *s
         mr_connections_set_message_bytes(server->max_message_bytes);
     }
     mr_flag_set(&server->ready);
-    tick_all(server);
-}
-
-static uint64_t time_after(uint64_t wait_ns)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    return mr_time_add(mr_clock_now(&clock), wait_ns);
-}
-
-void mr_server_shutdown(mr_server *server, uint32_t timeout_ms)
-{
-    if (server->shut_down || server->n_threads == 0) {
-        return;
-    }
-    server->shut_down = true;
-    const uint64_t until_ns = time_after((uint64_t)timeout_ms * MR_NS_PER_MS);
-    mr_flag_set(&server->draining);
-    tick_all(server);
-    /* New calls still come in, to be told to go elsewhere and that the server does not serve. */
-    mr_id_registry_wait_empty(&server->ids, until_ns);
-    /* Nothing sets the event yet: this is a pause, cut short by the caller's timeout. */
-    (void)mr_event_wait(&server->down, mr_min_u64(until_ns, time_after(LINGER_NS)));
-    grpc_server_shutdown_and_notify(server->grpc, server->queues[0].cq, &server->down_tag);
-    if (mr_event_wait(&server->down, until_ns)) {
-        return;
-    }
-    if (timeout_ms > 0) { /* 0: a server that never served */
-        mr_log(MR_LOG_WARN, "server", "streams are cut off", "timeout_ms=%u", timeout_ms);
-    }
-    mr_flag_set(&server->cut_off);
-    tick_all(server);
-    if (mr_event_wait(&server->down, time_after(LAST_WORDS_NS))) {
-        return;
-    }
-    /* Clients that do not even take a status. */
-    grpc_server_cancel_all_calls(server->grpc);
-    (void)mr_event_wait(&server->down, MR_NEVER);
+    mr_server_tick(server);
 }
 
 /* A queue that never got a thread, nor therefore a call. */
@@ -433,12 +411,22 @@ static void drain_queue(mr_rpc_queue *queue)
     } while (event.type != GRPC_QUEUE_SHUTDOWN);
 }
 
+/* For a server that was never run. False when it cannot be destroyed. */
+static bool leave_at_once(mr_server *server)
+{
+    if (server->shut_down || server->n_threads == 0) {
+        return true;
+    }
+    mr_server_leave(server);
+    mr_server_force(server);
+    return mr_server_run(server);
+}
+
 void mr_server_destroy(mr_server *server)
 {
-    if (server == NULL) {
+    if (server == NULL || !leave_at_once(server)) {
         return;
     }
-    mr_server_shutdown(server, 0);
     for (uint32_t i = 0; i < server->n_threads; i++) {
         mr_rpc_queue_post(&server->queues[i], &server->queues[i].stop_tag);
     }
@@ -458,7 +446,8 @@ void mr_server_destroy(mr_server *server)
         grpc_completion_queue_destroy(server->queues[i].cq);
     }
     mr_id_registry_deinit(&server->ids);
-    mr_event_deinit(&server->down);
+    pthread_mutex_destroy(&server->drain_mutex);
+    mr_event_deinit(&server->news);
     mr_tenant_place_deinit(&server->tenants);
     grpc_shutdown_blocking();
     mr_connections_stop();

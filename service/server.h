@@ -34,6 +34,12 @@ typedef struct mr_server_limits {
     uint32_t answer_timeout_ms; /* for an answer that the client does not take */
 } mr_server_limits;
 
+/* Of a drain, in ms. */
+typedef struct mr_server_drain_times {
+    uint32_t pre_stop_ms; /* new requests are still served */
+    uint32_t timeout_ms;  /* what runs then may go on */
+} mr_server_drain_times;
+
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
     mr_keepalive keepalive;
@@ -42,6 +48,8 @@ typedef struct mr_server_options {
     bool reflection;            /* serves grpc.reflection */
     bool admin;                 /* serves AdminService */
     const mr_tenants *tenants;  /* copied; checked */
+    mr_server_drain_times drain;
+    uint32_t stall_timeout_ms; /* an engine that does not move for so long is not ready */
 } mr_server_options;
 
 /* Binds and serves: health is NOT_SERVING and every generation UNAVAILABLE (with a retry time)
@@ -55,13 +63,26 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *s
 /* Other tenants, for the calls that come; see mr_tenant_place_replace. Any thread. */
 MR_MUST_USE mr_status mr_server_set_tenants(mr_server *server, const mr_tenants *tenants,
                                             mr_error *err);
-/* Health becomes NOT_SERVING, new calls are refused UNAVAILABLE; waits up to timeout_ms for
- * running streams, then cancels them; every call ends with a status. */
-void mr_server_shutdown(mr_server *server, uint32_t timeout_ms);
+
+/* Three ways to ask for a drain; any thread. Health becomes NOT_SERVING at once, new requests are
+ * refused (UNAVAILABLE, with a retry time) from the end of the pre-stop window on, and what runs
+ * then goes on for the timeout: what is left is ended UNAVAILABLE. A server that is not ready yet
+ * has no window. service/drain.h has the times. */
+/* By a caller: the server stays, and can still be asked how it does. 0: the timeout that is set. */
+void mr_server_drain(mr_server *server, uint32_t timeout_ms);
+/* By a signal: connections close too, and mr_server_run returns. */
+void mr_server_leave(mr_server *server);
+/* What mr_server_leave waits for ends now. */
+void mr_server_force(mr_server *server);
+/* Does what is asked for, and tells who watches the health when the engine stalls, until the server
+ * has left. False when calls are left that nothing could end: their memory is in use, so the
+ * process can only be ended. One thread. */
+MR_MUST_USE bool mr_server_run(mr_server *server);
+/* Leaves at once if it has not. */
 void mr_server_destroy(mr_server *server);
 
-/* Why the server as a whole does not serve (loading, draining, device failed), in words; NULL when
- * it does. Any thread. */
+/* Why the server as a whole does not serve (loading, draining, device failed, engine stalled), in
+ * words; NULL when it does. Any thread. */
 const char *mr_server_not_serving(mr_server *server);
 /* What it measures; lives as long as it. */
 const mr_metrics *mr_server_metrics(const mr_server *server);

@@ -19,17 +19,18 @@ CALL_S = 240
 
 
 class Server:
-    """Starts at once; use as a context manager, or call stop()."""
+    """Starts at once; use as a context manager, or call stop(). `metrics`: whether, or at which address."""
 
     def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, ready=True,
                  config=None, env=None):
         command = [str(binary), "serve", "--model", str(model), "--listen", listen]
-        for setting in settings:
+        # Nobody has to be told to go elsewhere, but for tests that say otherwise.
+        for setting in ("drain.pre_stop_ms=0", *settings):
             command += ["--set", setting]
         if config:
             command += ["--config", str(config)]
         if metrics:
-            command += ["--metrics-listen", "127.0.0.1:0"]
+            command += ["--metrics-listen", "127.0.0.1:0" if metrics is True else metrics]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})})
         self._log = []
@@ -74,8 +75,8 @@ class Server:
             time.sleep(0.1)
         raise AssertionError(f"the server never became ready:\n{self.log}")
 
-    def terminate(self):
-        self.process.send_signal(signal.SIGTERM)
+    def terminate(self, number=signal.SIGTERM):
+        self.process.send_signal(number)
 
     def wait(self, timeout=90):
         code = self.process.wait(timeout=timeout)

@@ -105,5 +105,3 @@ def test_load(millrace_bin, model_path):
             load = admin.GetLoad(pb.GetLoadRequest()).load
         assert load.running + load.waiting + load.kv_blocks_live == 0
         assert server.health.Check(asked("millrace.v1.AdminService")).status == SERVING
-        error = failure(admin.Drain, pb.DrainRequest())
-        assert error.code() == grpc.StatusCode.UNIMPLEMENTED and "AdminService/Drain" in error.details()

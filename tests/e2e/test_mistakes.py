@@ -56,7 +56,7 @@ def places(tmp_path_factory, model_path, server):
     (folder / "tab.yaml").write_text("drain:\n\ttimeout_ms: 1\n")
     (folder / "group.yaml").write_text("log: debug\n")
     (folder / "list.yaml").write_text("- threads\n")
-    (folder / "later.yaml").write_text("drain:\n  timeout_ms: 1000\n")
+    (folder / "later.yaml").write_text("attention:\n  sparse: true\n")
     (folder / "long.txt").write_text("word " * 2000)
     (folder / "long.jsonl").write_text('{"prompt": "a", "max_tokens": 1}\n\n{"prompt": \n')
     (folder / "field.jsonl").write_text('{"promt": "a"}\n')
@@ -111,7 +111,7 @@ CASES = {
     "tab in YAML": ("serve --model {M} --config {D}/tab.yaml", 2, ["{D}/tab.yaml", "line 2", "not YAML"]),
     "value for a group": ("serve --model {M} --config {D}/group.yaml", 2, ["{D}/group.yaml", "line 1", "log.level"]),
     "list instead of keys": ("serve --model {M} --config {D}/list.yaml", 2, ["{D}/list.yaml", "mapping"]),
-    "key of a later version": ("serve --model {M} --config {D}/later.yaml", 2, ["drain.timeout_ms", "leave it out"]),
+    "key of a later version": ("serve --model {M} --config {D}/later.yaml", 2, ["attention.sparse", "leave it out"]),
     "no such configuration": ("serve --model {M} --config {D}/no.yaml", 2, ["{D}/no.yaml", "check the path"]),
     "model as configuration": ("serve --model {M} --config {M}", 2, ["{M}", "YAML"]),
     "--set without a value": ("serve --model {M} --set threads", 2, ["threads", "KEY=VALUE"]),

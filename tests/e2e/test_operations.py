@@ -204,15 +204,15 @@ def test_sigterm_lets_streams_end_H3(millrace_bin, model_path):
         server.stop()
 
 
-def test_sigterm_answers_new_calls_while_a_stream_runs_H3(millrace_bin, model_path):
-    """Also on new connections: refused with a retry time, and NOT_SERVING."""
-    server = Server(millrace_bin, model_path, "max_seq_length=8192")
+def test_new_calls_are_answered_while_a_stream_runs_H3(millrace_bin, model_path):
+    """A drain by request keeps the port: calls, also on new connections, are refused with a retry time."""
+    server = Server(millrace_bin, model_path, "max_seq_length=8192", "admin.enable=true")
     try:
         call = server.stub.Generate(greedy(8100, text=PROMPT), timeout=CALL_S)
         next(call)
         watch = server.health.Watch(health_pb2.HealthCheckRequest(service=SERVICE))
         assert next(watch).status == SERVING
-        server.terminate()
+        drain = pb_grpc.AdminServiceStub(server.channel).Drain.future(pb.DrainRequest())
         assert next(watch).status == NOT_SERVING
         with server.new_channel() as channel:
             for stub, health in ((server.stub, server.health),
@@ -221,8 +221,11 @@ def test_sigterm_answers_new_calls_while_a_stream_runs_H3(millrace_bin, model_pa
                 assert error.code() == grpc.StatusCode.UNAVAILABLE
                 check_retry(error)
                 assert health.Check(health_pb2.HealthCheckRequest()).status == NOT_SERVING
-        assert next(call).chunks
+        assert next(call).chunks and not drain.done()
         call.cancel()
+        assert drain.result(timeout=CALL_S) == pb.DrainResponse()
+        watch.cancel()
+        server.terminate()
         assert server.wait() == 0
     finally:
         server.stop()

@@ -107,7 +107,8 @@ def test_all_methods_of_the_contract_are_in_the_table():
     listed = set(METHODS)
     for service in pb.DESCRIPTOR.services_by_name.values():
         for method in service.methods:
-            # Methods that are not built share one handler, of which ResetPrefixCache or the unknown one stands.
+            # Methods that are not built share one handler, of which ResetPrefixCache or the unknown one stands;
+            # Drain would take the server from the tests that follow, so test_drain.py has it.
             assert method.name in listed or method.name in {"LoadAdapter", "UnloadAdapter", "ListAdapters", "Drain"}
 
 

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/event.h"
+#include "base/flag.h"
 #include "base/log.h"
 #include "rig.h"
 #include "scheduler/engine.h"
@@ -37,6 +38,7 @@ typedef struct fixture {
     scripted_exec exec;
     mr_engine *engine;
     bool prefix_caching;
+    mr_clock clock;
     waiter waiters[SUBMITTERS];
 } fixture;
 
@@ -48,7 +50,7 @@ static void start(fixture *f)
         .n_blocks = N_BLOCKS,
         .prefix_caching = f->prefix_caching,
         .prefix_events = f->prefix_caching ? 64 : 0,
-        .clock = mr_clock_monotonic(),
+        .clock = f->clock,
     };
     mr_error err = {0};
     assert_int_equal(mr_engine_create(&options, &f->exec.base, &f->engine, &err), MR_OK);
@@ -68,7 +70,7 @@ static void wait_idle(mr_engine *engine)
 
 static void open_fixture(fixture *f)
 {
-    *f = (fixture){.options = rig_options()};
+    *f = (fixture){.options = rig_options(), .clock = mr_clock_monotonic()};
     f->options.max_queue = SUBMITTERS * EACH;
     f->options.max_seq_length = 128;
     f->options.slow_reader_timeout_ns = MR_NEVER;
@@ -426,6 +428,78 @@ static void test_engine_reset_is_done_before_later_requests_X4(void **state)
     close_fixture(&f);
 }
 
+/* A device that holds each step until it is let go, and a clock that the test moves. */
+static struct {
+    const mr_exec_vtable *real;
+    mr_exec_vtable table;
+    mr_event entered;
+    mr_event let_go;
+    mr_counter now_ns;
+} stuck;
+
+static mr_status stuck_submit(mr_exec *exec, const mr_batch *batch, mr_error *err)
+{
+    mr_event_set(&stuck.entered);
+    mr_event_wait(&stuck.let_go, MR_NEVER);
+    return stuck.real->submit(exec, batch, err);
+}
+
+static uint64_t stuck_now(void *ctx)
+{
+    return mr_counter_get(ctx);
+}
+
+static uint64_t pending_ns(const fixture *f)
+{
+    mr_engine_stats stats;
+    mr_engine_stats_get(f->engine, &stats);
+    return stats.pending_ns;
+}
+
+/* An idle engine is never late, however long it sleeps; one in a step is late by the step's time,
+ * also with others waiting; each step that ends begins anew. */
+static void test_engine_tells_how_long_a_step_is_pending_H1(void **state)
+{
+    (void)state;
+    fixture f;
+    open_fixture(&f);
+    stuck.real = f.exec.base.vt;
+    stuck.table = *stuck.real;
+    stuck.table.submit = stuck_submit;
+    f.exec.base.vt = &stuck.table;
+    mr_event_init(&stuck.entered);
+    mr_event_init(&stuck.let_go);
+    mr_counter_set(&stuck.now_ns, 5 * MR_NS_PER_S);
+    f.clock = (mr_clock){.now_ns = stuck_now, .ctx = &stuck.now_ns};
+    start(&f);
+    mr_counter_add(&stuck.now_ns, 3600 * MR_NS_PER_S);
+    assert_int_equal(pending_ns(&f), 0);
+
+    mr_request *request = submit(&f, 2, 0);
+    mr_event_wait(&stuck.entered, MR_NEVER);
+    assert_int_equal(pending_ns(&f), 0);
+    mr_counter_add(&stuck.now_ns, 7 * MR_NS_PER_S);
+    mr_request *waiting = submit(&f, 1, 0);
+    mr_counter_add(&stuck.now_ns, 2 * MR_NS_PER_S);
+    assert_int_equal(pending_ns(&f), 9 * MR_NS_PER_S);
+    mr_event_set(&stuck.let_go);
+    mr_event_wait(&stuck.entered, MR_NEVER);
+    assert_int_equal(pending_ns(&f), 0);
+    mr_counter_add(&stuck.now_ns, MR_NS_PER_S);
+    assert_int_equal(pending_ns(&f), MR_NS_PER_S);
+
+    f.exec.base.vt = stuck.real;
+    mr_event_set(&stuck.let_go);
+    expect_ends(&f, request, MR_FINISH_LENGTH, MR_OK);
+    expect_ends(&f, waiting, MR_FINISH_LENGTH, MR_OK);
+    wait_idle(f.engine);
+    mr_counter_add(&stuck.now_ns, 3600 * MR_NS_PER_S);
+    assert_int_equal(pending_ns(&f), 0);
+    close_fixture(&f);
+    mr_event_deinit(&stuck.entered);
+    mr_event_deinit(&stuck.let_go);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -437,6 +511,7 @@ int main(void)
         cmocka_unit_test(test_engine_destroy_cancels_what_runs),
         cmocka_unit_test(test_engine_refuses_bad_options),
         cmocka_unit_test(test_engine_reset_is_done_before_later_requests_X4),
+        cmocka_unit_test(test_engine_tells_how_long_a_step_is_pending_H1),
     };
     mr_log_set_level(MR_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

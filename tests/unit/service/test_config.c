@@ -82,6 +82,9 @@ static void test_config_defaults(void **state)
     assert_int_equal(config.max_overtakes, 8);
     assert_int_equal(config.overtake_timeout_ms, 1000);
     assert_int_equal(config.slow_reader_timeout_ms, 30000);
+    assert_int_equal(config.stall_timeout_ms, 60000);
+    assert_int_equal(config.drain_pre_stop_ms, 2000);
+    assert_int_equal(config.drain_timeout_ms, 30000);
     assert_int_equal(config.block_size, 16);
     assert_int_equal(config.max_seq_length, 0);
     assert_int_equal(config.kv_cache_memory, 0);

@@ -22,7 +22,9 @@ static void test_registry_finds_what_is_claimed(void **state)
 {
     (void)state;
     mr_id_registry registry;
-    mr_id_registry_init(&registry);
+    mr_event emptied;
+    mr_event_init(&emptied);
+    mr_id_registry_init(&registry, &emptied);
     mr_request *a = make_request("a");
     mr_request *b = make_request("b");
     mr_request *other = make_request("a");
@@ -46,10 +48,15 @@ static void test_registry_finds_what_is_claimed(void **state)
     assert_int_equal(mr_id_registry_claim(&registry, &claims[2], "ada", other, &err), MR_OK);
 
     mr_id_registry_drop(&registry, &claims[1]);
+    assert_false(mr_id_registry_is_empty(&registry));
+    assert_false(mr_event_wait(&emptied, 0));
     mr_id_registry_drop(&registry, &claims[2]);
+    assert_true(mr_id_registry_is_empty(&registry));
+    assert_true(mr_event_wait(&emptied, 0));
     mr_request_unref(b);
     mr_request_unref(other);
     mr_id_registry_deinit(&registry);
+    mr_event_deinit(&emptied);
 }
 
 /* The same id of two tenants is two requests, also where one has the index that the other had. */
@@ -57,7 +64,9 @@ static void test_registry_keeps_tenants_apart(void **state)
 {
     (void)state;
     mr_id_registry registry;
-    mr_id_registry_init(&registry);
+    mr_event emptied;
+    mr_event_init(&emptied);
+    mr_id_registry_init(&registry, &emptied);
     mr_request *one = make_request("a");
     mr_request *two = make_request("a");
     mr_id_claim claims[2] = {{0}};
@@ -76,6 +85,7 @@ static void test_registry_keeps_tenants_apart(void **state)
     mr_request_unref(one);
     mr_request_unref(two);
     mr_id_registry_deinit(&registry);
+    mr_event_deinit(&emptied);
 }
 
 int main(void)
