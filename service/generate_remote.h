@@ -7,12 +7,14 @@
 #include "model/tokenizer.h"
 #include "service/generation.h"
 #include "service/result.h"
+#include "service/client.h"
 
 #include <stdbool.h>
 
 typedef struct mr_remote_ask {
     const char *server; /* HOST:PORT */
     const char *key;    /* "": none */
+    const mr_client_tls *tls;
     mr_bytes prompt;
     uint64_t timeout_ms;                 /* deadline; 0: none */
     bool chat;                           /* the prompt is the user's message */

@@ -10,7 +10,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
-from keys import KeyServer, bearer, digest
+from keys import ADMIN, ADMIN_KEY, KeyServer, bearer, digest
 from serving import CALL_S, Server, generate, greedy
 from stubs import pb, pb_grpc
 
@@ -23,7 +23,7 @@ TENANTS = (f"tenants=[{{name: ada, keys: [{digest(KEYS['ada'])}, {digest(KEYS['a
 
 @pytest.fixture(scope="module")
 def locked(millrace_bin, model_path):
-    with KeyServer(KEYS["ada"], millrace_bin, model_path, "max_seq_length=256", "admin.enable=true", TENANTS) as running:
+    with KeyServer(KEYS["ada"], millrace_bin, model_path, "max_seq_length=256", *ADMIN, TENANTS) as running:
         yield running
 
 
@@ -183,7 +183,7 @@ def test_command_line_sends_a_key(millrace_bin, locked, tmp_path):
 
 def test_logs_hold_no_key_and_say_who_may_call(locked, server):
     text = locked.log
-    assert re.search(r'msg="callers need a key" tenants=2', text)
+    assert re.search(r'msg="callers need credentials" tenants=2', text)
     assert not any(secret in text for key in KEYS.values() for secret in (key, digest(key)))
     assert "no tenants are set" in server.log and "level=warn" in server.log
     assert generate(server.stub, greedy(2, text="The river ran")).usage.completion_tokens == 2
