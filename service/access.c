@@ -78,8 +78,7 @@ mr_status mr_access_check(mr_access access, const mr_tenants *tenants, const mr_
     case MR_ACCESS_OPEN:
         return MR_OK;
     case MR_ACCESS_KNOWN:
-        return tenants->count == 0 || caller->kind != MR_CALLER_UNKNOWN ? MR_OK
-                                                                        : fail_unknown(err);
+        return tenants->count == 0 || caller->kind != MR_CALLER_UNKNOWN ? MR_OK : fail_unknown(err);
     case MR_ACCESS_TENANT:
         return check_tenant(tenants, caller, err);
     case MR_ACCESS_ADMIN:

@@ -311,8 +311,8 @@ static bool admit(mr_call *call)
     }
     const bool known = call->caller.kind == MR_CALLER_TENANT;
     mr_metrics_refused(&call->queue->server->metrics, err.status);
-    mr_usage_log_refused(
-        known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL, &err);
+    mr_usage_log_refused(known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL,
+                         &err);
     mr_call_drop_payload(call);
     mr_call_finish(call, NULL, &err);
     return false;

@@ -76,7 +76,8 @@ static mr_caller find_key(const mr_tenants *tenants, const mr_admins *admins, co
     mr_sha256(key, bytes, digest);
     uint32_t admin = admins->count;
     for (uint32_t i = 0; i < admins->count; i++) {
-        const uint32_t hit = (uint32_t)mr_credentials_has_key(&admins->items[i].credentials, digest);
+        const uint32_t hit =
+            (uint32_t)mr_credentials_has_key(&admins->items[i].credentials, digest);
         admin = hit * i + (1 - hit) * admin;
     }
     const uint32_t tenant = mr_tenants_find(tenants, digest);

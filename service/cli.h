@@ -105,10 +105,11 @@ typedef struct mr_cli_model {
 
 /* TLS of commands that call a server. */
 #define MR_CLI_TLS_OPTIONS(tls)                                                                    \
-    {"tls-ca", MR_CLI_TEXT, &(tls)->ca, NULL, "FILE",                                              \
-     "call the server with TLS; it must have a certificate of a CA in this PEM file"},             \
-        {"tls-cert", MR_CLI_TEXT, &(tls)->certificate, NULL, "FILE",                               \
-         "the certificate to show the server, PEM; with --tls-key"},                               \
+    {"tls-ca",   MR_CLI_TEXT,                                                                      \
+     &(tls)->ca, NULL,                                                                             \
+     "FILE",     "call the server with TLS; it must have a certificate of a CA in this PEM file"}, \
+        {"tls-cert", MR_CLI_TEXT, &(tls)->certificate,                                             \
+         NULL,       "FILE",      "the certificate to show the server, PEM; with --tls-key"},      \
         {"tls-key", MR_CLI_TEXT, &(tls)->private_key, NULL, "FILE", "its key, PEM"},               \
     {                                                                                              \
         "tls-server-name", MR_CLI_TEXT, &(tls)->server_name, NULL, "NAME",                         \

@@ -51,9 +51,10 @@ const char *mr_client_tls_conflict(const mr_client_tls *tls)
         return "--tls-cert and --tls-key belong together: give both";
     }
     const bool more = tls->certificate != NULL || tls->server_name != NULL;
-    return more && tls->ca == NULL ? "--tls-cert, --tls-key and --tls-server-name are for TLS: give "
-                                     "--tls-ca too"
-                                   : NULL;
+    return more && tls->ca == NULL
+               ? "--tls-cert, --tls-key and --tls-server-name are for TLS: give "
+                 "--tls-ca too"
+               : NULL;
 }
 
 static mr_status make_credentials(const mr_client_tls *tls, grpc_channel_credentials **out,

@@ -122,7 +122,7 @@ static mr_status fail_kind(const mr_config_key *field, const char *wanted, mr_er
 }
 
 static mr_status read_values(yaml_document_t *document, const yaml_node_t *node,
-                              const mr_config_key *field, void *item, mr_error *err)
+                             const mr_config_key *field, void *item, mr_error *err)
 {
     if (node == NULL || node->type != YAML_SEQUENCE_NODE) {
         return fail_kind(field, "a list", err);
@@ -131,8 +131,9 @@ static mr_status read_values(yaml_document_t *document, const yaml_node_t *node,
     const yaml_node_item_t *end = node->data.sequence.items.top;
     for (const yaml_node_item_t *at = node->data.sequence.items.start; at < end; at++) {
         const char *text = scalar_text(yaml_document_get_node(document, *at));
-        MR_TRY(text == NULL ? fail_kind(field, is_digests ? "a list of digests" : "a list of texts", err)
-                            : mr_config_value_set(item, field, text, err));
+        MR_TRY(text == NULL
+                   ? fail_kind(field, is_digests ? "a list of digests" : "a list of texts", err)
+                   : mr_config_value_set(item, field, text, err));
     }
     return MR_OK;
 }

@@ -187,8 +187,7 @@ static void describe(builder *b, json_t *schema, const mr_config_key *key)
         key->kind == MR_KEY_NUMBER || key->kind == MR_KEY_BYTES || key->kind == MR_KEY_DECIMAL;
     if (is_number && !mr_config_key_automatic(key)) {
         put(b, schema, "default", bound(key, key->number_default));
-    } else if (about.initial[0] != '\0' && key->kind != MR_KEY_LIST &&
-               !mr_config_key_plural(key)) {
+    } else if (about.initial[0] != '\0' && key->kind != MR_KEY_LIST && !mr_config_key_plural(key)) {
         put(b, schema, "default", json_string(about.initial));
     }
 }

@@ -358,8 +358,7 @@ static mr_status format_identities(const void *base, const mr_config_key *key, m
     MR_TRY(mr_buffer_append(out, "[", 1));
     for (uint32_t i = 0; i < count; i++) {
         char quoted[2 * MR_IDENTITY_MAX + 3];
-        const char *text =
-            (const char *)base + key->offset + (size_t)i * (MR_IDENTITY_MAX + 1);
+        const char *text = (const char *)base + key->offset + (size_t)i * (MR_IDENTITY_MAX + 1);
         MR_TRY(mr_buffer_printf(out, "%s%s", i == 0 ? "" : ", ",
                                 mr_log_quote(text, quoted, sizeof(quoted))));
     }
@@ -444,9 +443,9 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",    [MR_KEY_FLAG] = "choice",   [MR_KEY_SECRET] = "text",
-        [MR_KEY_URL] = "text",     [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",
-        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal",
+        [MR_KEY_TEXT] = "text",    [MR_KEY_FLAG] = "choice",     [MR_KEY_SECRET] = "text",
+        [MR_KEY_URL] = "text",     [MR_KEY_NUMBER] = "number",   [MR_KEY_BYTES] = "size",
+        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",       [MR_KEY_DECIMAL] = "decimal",
         [MR_KEY_DIGESTS] = "list", [MR_KEY_IDENTITIES] = "list",
     };
     *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};

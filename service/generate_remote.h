@@ -5,9 +5,9 @@
 
 #include "base/status.h"
 #include "model/tokenizer.h"
+#include "service/client.h"
 #include "service/generation.h"
 #include "service/result.h"
-#include "service/client.h"
 
 #include <stdbool.h>
 

@@ -71,7 +71,7 @@ typedef struct mr_metrics_view {
     mr_engine_stats engine;
     mr_exec_memory memory;
     mr_sharing_stats sharing;
-    mr_tls_stats tls; /* zeros: plaintext */
+    mr_tls_stats tls;  /* zeros: plaintext */
     uint64_t now_ns;   /* the engine's clock */
     double busy_ratio; /* share of the time since an earlier look that steps took */
     double unix_s;

@@ -121,7 +121,7 @@ typedef struct mr_rpc_queue {
 struct mr_server {
     grpc_server *grpc[MR_RPC_PORTS]; /* own; that of probes may be NULL */
     int port[MR_RPC_PORTS];
-    mr_tls *tls; /* owns; NULL: plaintext */
+    mr_tls *tls;                      /* owns; NULL: plaintext */
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
     uint32_t n_queues;          /* with a completion queue */

@@ -4,10 +4,10 @@
 #define MILLRACE_SERVICE_SERVER_H
 
 #include "base/status.h"
+#include "service/callers.h"
 #include "service/metrics.h"
 #include "service/runtime.h"
 #include "service/sharing.h"
-#include "service/callers.h"
 #include "service/tls.h"
 
 #include <stdbool.h>
@@ -23,9 +23,10 @@ typedef struct mr_keepalive {
 } mr_keepalive;
 
 typedef struct mr_server_options {
-    const char *listen;         /* HOST:PORT; port 0: any free one */
-    const char *health_listen;  /* the same for a plaintext port with grpc.health.v1 alone; or NULL */
-    const mr_tls_options *tls;  /* NULL: plaintext */
+    const char *listen; /* HOST:PORT; port 0: any free one */
+    const char
+        *health_listen; /* the same for a plaintext port with grpc.health.v1 alone; or NULL */
+    const mr_tls_options *tls; /* NULL: plaintext */
     mr_keepalive keepalive;
     uint64_t max_message_bytes; /* of a request; 0: 64 a token of max_seq_length, at least 16 MiB */
     bool reflection;            /* serves grpc.reflection */

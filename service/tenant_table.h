@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tenants and administrators in effect, which may change while calls run. A table is never changed: a new one
- * takes its place, and each call keeps the one that it began with.
+ * The tenants and administrators in effect, which may change while calls run. A table is never
+ * changed: a new one takes its place, and each call keeps the one that it began with.
  *
  * A tenant has the same index in every table, since the engine knows it by that. One that is gone
  * keeps its place, without credentials, until the place is needed.

@@ -52,8 +52,8 @@ uint32_t mr_tenants_find(const mr_tenants *tenants, const uint8_t digest[MR_SHA2
 /* The tenant of an index, as mr_caller has it; never NULL. */
 const mr_tenant *mr_tenants_get(const mr_tenants *tenants, uint32_t index);
 
-/* True of a name of 1 to 63 letters, digits, dots, dashes and underscores: it stands in logs, metrics
- * and keys of a store. */
+/* True of a name of 1 to 63 letters, digits, dots, dashes and underscores: it stands in logs,
+ * metrics and keys of a store. */
 bool mr_caller_name_valid(const char *name);
 
 /* A key for a client: what the file holds, without white space at its end, or where there is no

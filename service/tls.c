@@ -42,8 +42,8 @@ static int64_t unix_now(void)
 }
 
 /* gRPC asks with every connection that comes, on threads of its own. */
-static grpc_ssl_certificate_config_reload_status
-fetch(void *ctx, grpc_ssl_server_certificate_config **config)
+static grpc_ssl_certificate_config_reload_status fetch(void *ctx,
+                                                       grpc_ssl_server_certificate_config **config)
 {
     mr_tls *tls = ctx;
     grpc_ssl_certificate_config_reload_status status = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_UNCHANGED;
@@ -53,8 +53,11 @@ fetch(void *ctx, grpc_ssl_server_certificate_config **config)
             .private_key = tls->material.pem[MR_TLS_PRIVATE_KEY],
             .cert_chain = tls->material.pem[MR_TLS_CERTIFICATE],
         };
-        *config =
-            grpc_ssl_server_certificate_config_create(tls->material.pem[MR_TLS_CA], &pair, 1);
+        /* gRPC 1.51 ends the process when there are no roots, also where it never looks at them:
+         * without client certificates it gets those of the server, which then mean nothing. */
+        const char *roots = tls->material.pem[MR_TLS_CA];
+        *config = grpc_ssl_server_certificate_config_create(roots != NULL ? roots : pair.cert_chain,
+                                                            &pair, 1);
         tls->given = tls->version;
         status = GRPC_SSL_CERTIFICATE_CONFIG_RELOAD_NEW;
     }
@@ -201,8 +204,8 @@ mr_status mr_tls_create(const mr_tls_options *options, mr_tls **out, mr_error *e
         status = load_first(tls, err);
     }
     if (status == MR_OK && pthread_create(&tls->thread, NULL, follow, tls) != 0) {
-        status = mr_fail(err, MR_RESOURCE_EXHAUSTED,
-                         "the system gave no thread to follow certificates");
+        status =
+            mr_fail(err, MR_RESOURCE_EXHAUSTED, "the system gave no thread to follow certificates");
     }
     if (status != MR_OK) {
         free_tls(tls);

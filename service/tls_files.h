@@ -32,14 +32,14 @@ typedef enum mr_tls_file {
 
 /* What the files held at one moment. */
 typedef struct mr_tls_material {
-    char *pem[MR_TLS_FILES];          /* owns; NULL: no file */
-    mr_status read[MR_TLS_FILES];     /* whether it could be read */
-    uint8_t digest[MR_SHA256_BYTES];  /* of all of it; another one when anything changed */
-    int64_t not_after_s;              /* when the certificate expires, Unix time; 0: none */
+    char *pem[MR_TLS_FILES];         /* owns; NULL: no file */
+    mr_status read[MR_TLS_FILES];    /* whether it could be read */
+    uint8_t digest[MR_SHA256_BYTES]; /* of all of it; another one when anything changed */
+    int64_t not_after_s;             /* when the certificate expires, Unix time; 0: none */
 } mr_tls_material;
 
-/* Reads the files; one that cannot be read is noted, not an error. What is in them is not looked at.
- * RESOURCE_EXHAUSTED when memory is short. */
+/* Reads the files; one that cannot be read is noted, not an error. What is in them is not looked
+ * at. RESOURCE_EXHAUSTED when memory is short. */
 MR_MUST_USE mr_status mr_tls_material_read(const mr_tls_paths *paths, mr_tls_material *out,
                                            mr_error *err);
 /* Whether a handshake could use it at `now_s`: every file is there and PEM, the key is that of the

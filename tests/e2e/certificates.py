@@ -4,10 +4,13 @@ import datetime
 import ipaddress
 import os
 
+import grpc
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+
+from serving import CHANNEL_OPTIONS, Server
 
 NOW = datetime.datetime.now(datetime.timezone.utc)
 DAY = datetime.timedelta(days=1)
@@ -97,3 +100,22 @@ class Folder:
         if client_auth != "none":
             chosen += [f"tls.client_ca={self.path / 'ca'}", f"tls.client_auth={client_auth}"]
         return chosen
+
+
+def credentials(authority, pair=None):
+    """Of a client that trusts the authority, with a certificate to show or none."""
+    return grpc.ssl_channel_credentials(authority.certificate, pair and pair.key, pair and pair.certificate)
+
+
+class TlsServer(Server):
+    """Its own calls, for health, show `pair`."""
+
+    def __init__(self, authority, *args, pair=None, **kwargs):
+        self.authority = authority
+        self.pair = pair
+        super().__init__(*args, **kwargs)
+
+    def new_channel(self, authority=None, pair=None):
+        shown = pair or self.pair
+        return grpc.secure_channel(self.address, credentials(authority or self.authority, shown),
+                                   options=CHANNEL_OPTIONS)

@@ -81,7 +81,7 @@ static void test_access_by_caller_G5(void **state)
         mr_access access;
         const char *unknown_tenant_admin;
     } cases[] = {
-        {2, 1, MR_ACCESS_OPEN, "OOO"},  {2, 1, MR_ACCESS_KNOWN, "UOO"},
+        {2, 1, MR_ACCESS_OPEN, "OOO"},   {2, 1, MR_ACCESS_KNOWN, "UOO"},
         {2, 1, MR_ACCESS_TENANT, "UOP"}, {2, 1, MR_ACCESS_ADMIN, "UPO"},
         {2, 0, MR_ACCESS_ADMIN, "UPO"},  {0, 1, MR_ACCESS_KNOWN, "OOO"},
         {0, 1, MR_ACCESS_TENANT, "OOO"}, {0, 1, MR_ACCESS_ADMIN, "UPO"},

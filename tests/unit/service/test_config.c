@@ -473,8 +473,8 @@ static void test_config_file_errors_name_line_and_key(void **state)
     load_refused("{[a]: 1}\n", MR_INVALID_ARGUMENT, "line 1", "no name of a setting");
     load_refused("threads: 1\n\tcompute: f32\n", MR_INVALID_ARGUMENT, "line 2", "not YAML");
     load_refused("threads: 1\n---\nthreads: 2\n", MR_INVALID_ARGUMENT, "c.yaml", "more than one");
-    load_refused("kv_transfer: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n", MR_INVALID_ARGUMENT,
-                 "line 1", "nested too deeply");
+    load_refused("kv_transfer: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n",
+                 MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
     load_refused("kv_transfer: &a {b: *a}\n", MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
     load_refused("threads: 1\nkv_cach: {}\n", MR_INVALID_ARGUMENT, "line 2",
                  "unknown configuration key kv_cach");
@@ -562,12 +562,12 @@ static void test_config_credentials_that_nobody_asks_for_are_refused_G5(void **s
     callers_refused(SET("admin.callers=[{name: o, keys: [" DIGEST_A "]}]"), "admin.callers",
                     "set admin.enable");
     callers_refused(SET(TENANT, "admin.enable=true"), "admin.callers", "needs admin.callers");
-    callers_refused(SET(CERTIFICATE, "tls.client_ca=ca", "tls.client_auth=optional",
-                        "admin.enable=true"),
-                    "admin.callers", "needs admin.callers");
-    callers_refused(SET(TENANT, "admin.enable=true",
-                        "admin.callers=[{name: o, keys: [" DIGEST_A "]}]"),
-                    "admin.callers", "have the same key");
+    callers_refused(
+        SET(CERTIFICATE, "tls.client_ca=ca", "tls.client_auth=optional", "admin.enable=true"),
+        "admin.callers", "needs admin.callers");
+    callers_refused(
+        SET(TENANT, "admin.enable=true", "admin.callers=[{name: o, keys: [" DIGEST_A "]}]"),
+        "admin.callers", "have the same key");
 
     mr_config config = fresh();
     set_ok(&config, "admin.enable=true"); /* open, as all else of this server */
