@@ -7,6 +7,7 @@
 #include "service/error_trailers.h"
 #include "service/usage_log.h"
 
+#include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
@@ -69,6 +70,44 @@ static void free_call(mr_call *call)
     free(call);
 }
 
+/* The method's path, as the client spelled it; borrowed. */
+static const char *path_of(const mr_call *call, size_t *bytes)
+{
+    if (call->method->path != NULL) {
+        *bytes = strlen(call->method->path);
+        return call->method->path;
+    }
+    *bytes = GRPC_SLICE_LENGTH(call->details.method);
+    return (const char *)GRPC_SLICE_START_PTR(call->details.method);
+}
+
+/* How an administrator's method ended. */
+static void put_on_record(mr_call *call, mr_status status)
+{
+    if (!call->audited) {
+        return;
+    }
+    call->audited = false;
+    size_t bytes = 0;
+    const char *path = path_of(call, &bytes);
+    char *peer = grpc_call_get_peer(call->call);
+    const mr_tenants *tenants = &call->tenants->tenants;
+    const mr_audit audit = {
+        .method = path,
+        .method_bytes = bytes,
+        .peer = peer == NULL ? "" : peer,
+        .admin = call->caller.kind == MR_CALLER_ADMIN
+                     ? call->tenants->admins.items[call->caller.index].name
+                     : NULL,
+        .tenant = call->caller.kind == MR_CALLER_TENANT
+                      ? mr_tenants_get(tenants, call->caller.index)->name
+                      : NULL,
+        .status = status,
+    };
+    mr_audit_log(&audit);
+    gpr_free(peer);
+}
+
 void mr_call_hold(mr_call *call)
 {
     call->refs++;
@@ -83,6 +122,9 @@ void mr_call_release(mr_call *call)
     }
     if (call->method->release != NULL) {
         call->method->release(call);
+    }
+    if (!call->finished) {
+        put_on_record(call, MR_CANCELLED);
     }
     link_out(call);
     free_call(call);
@@ -105,7 +147,7 @@ bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, size_t slo
     call->received_tag = (mr_rpc_tag){MR_RPC_RECEIVED, call};
     call->finished_tag = (mr_rpc_tag){MR_RPC_FINISHED, call};
 
-    grpc_server *grpc = queue->server->grpc;
+    grpc_server *grpc = queue->server->grpc[method->port];
     void *registered = queue->server->registered[slot];
     const grpc_call_error status =
         method->path == NULL
@@ -158,6 +200,7 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     MR_CHECK(!call->finished);
     call->finished = true;
     call->sending_since = now();
+    put_on_record(call, err == NULL ? MR_OK : err->status);
     grpc_op ops[3];
     memset(ops, 0, sizeof(ops));
     size_t n_ops = add_initial(call, ops);
@@ -205,7 +248,9 @@ void mr_call_receive(mr_call *call)
     op.op = GRPC_OP_RECV_MESSAGE;
     op.data.recv_message.recv_message = &call->payload;
     call->receiving_since = now();
-    mr_connections_await(call->connection);
+    if (call->credited) {
+        mr_connections_await(call->connection);
+    }
     start(call, &op, 1, &call->received_tag);
 }
 
@@ -232,24 +277,67 @@ static grpc_slice *find_authorization(mr_call *call)
 /* Before anything of the request is looked at. */
 static void refuse(mr_call *call, const mr_error *err)
 {
+    const bool known = call->caller.kind == MR_CALLER_TENANT && call->tenants != NULL;
     call->refused = true;
     mr_metrics_refused(&call->queue->server->metrics, err->status);
-    mr_usage_log_refused(NULL, err);
+    mr_usage_log_refused(known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL,
+                         err);
     mr_call_finish(call, NULL, err);
 }
 
-/* False, and the call is over, when nobody knows who calls: before anything of the request is
- * looked at, whatever the method. */
-static bool authenticate(mr_call *call)
+/* Who calls, by key and certificate. */
+static mr_status identify(mr_call *call, mr_error *err)
 {
+    const mr_tenant_table *table = call->tenants;
     const grpc_slice *value = find_authorization(call);
-    const char *text = value == NULL ? NULL : (const char *)GRPC_SLICE_START_PTR(*value);
-    const size_t bytes = value == NULL ? 0 : GRPC_SLICE_LENGTH(*value);
+    mr_proof proof = {0};
+    if (value != NULL) {
+        proof.authorization = (const char *)GRPC_SLICE_START_PTR(*value);
+        proof.authorization_bytes = GRPC_SLICE_LENGTH(*value);
+    }
+    grpc_auth_context *context = grpc_call_auth_context(call->call);
+    mr_tls_peer(context, &proof.peer);
+    const mr_status status =
+        mr_caller_identify(&table->tenants, &table->admins, &proof, &call->caller, err);
+    grpc_auth_context_release(context);
+    return status;
+}
+
+/* Whether the caller may call the method. Before anything of the request is looked at, whatever the
+ * method. */
+static mr_status authorise(mr_call *call, mr_error *err)
+{
     mr_server *server = call->queue->server;
-    mr_error err = {0};
     call->tenants = mr_tenant_place_get(&server->tenants);
-    if (mr_tenants_authenticate(&call->tenants->tenants, text, bytes, &call->tenant, &err) ==
-        MR_OK) {
+    call->tenant = call->tenants->tenants.count;
+    if (call->method->port == MR_RPC_PROBES) {
+        return MR_OK;
+    }
+    size_t bytes = 0;
+    const char *path = path_of(call, &bytes);
+    mr_access access = mr_access_of(path, bytes, NULL);
+    call->audited = access == MR_ACCESS_ADMIN;
+    if (access == MR_ACCESS_OPEN) {
+        return MR_OK;
+    }
+    if (access == MR_ACCESS_ADMIN && !server->admin) {
+        access = MR_ACCESS_KNOWN; /* to be told that it is off */
+    }
+    call->credited = true;
+    MR_TRY(identify(call, err));
+    const mr_tenant_table *table = call->tenants;
+    MR_TRY(mr_access_check(access, &table->tenants, &table->admins, &call->caller, err));
+    if (call->caller.kind == MR_CALLER_TENANT) {
+        call->tenant = call->caller.index;
+    }
+    return MR_OK;
+}
+
+/* False, and the call is over, when the caller may not. */
+static bool admit(mr_call *call)
+{
+    mr_error err = {0};
+    if (authorise(call, &err) == MR_OK) {
         return true;
     }
     refuse(call, &err);
@@ -327,7 +415,7 @@ static void on_new(mr_call *call, bool ok)
     op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     op.data.recv_close_on_server.cancelled = &call->client_cancelled;
     start(call, &op, 1, &call->closed_tag);
-    if (fits(call) && is_brief(call) && authenticate(call)) {
+    if (fits(call) && is_brief(call) && admit(call)) {
         if (call->method->path == NULL) {
             call->method->begin(call);
         } else {

@@ -43,7 +43,7 @@ struct mr_connection_table {
 };
 
 /* FNV-1a (Fowler, Noll, Vo), 64 bits; never 0. */
-static uint64_t key_of(const mr_peer *peer)
+static uint64_t key_of(const mr_remote *peer)
 {
     uint64_t hash = UINT64_C(0xcbf29ce484222325);
     for (size_t i = 0; i < sizeof(peer->address); i++) {
@@ -53,7 +53,7 @@ static uint64_t key_of(const mr_peer *peer)
     return hash == 0 ? 1 : hash;
 }
 
-static bool same_peer(const mr_peer *a, const mr_peer *b)
+static bool same_peer(const mr_remote *a, const mr_remote *b)
 {
     return a->port == b->port && memcmp(a->address, b->address, sizeof(a->address)) == 0;
 }
@@ -82,11 +82,11 @@ static bool parse_port(const char *text, uint16_t *out)
     return text[0] >= '0' && text[0] <= '9' && *end == '\0' && value <= UINT16_MAX;
 }
 
-bool mr_peer_parse(const char *name, mr_peer *out)
+bool mr_remote_parse(const char *name, mr_remote *out)
 {
     static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     char host[INET6_ADDRSTRLEN];
-    *out = (mr_peer){0};
+    *out = (mr_remote){0};
     const char *colon = strrchr(name, ':');
     if (colon == NULL || !parse_port(colon + 1, &out->port)) {
         return false;
@@ -188,7 +188,7 @@ mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_
     return (mr_connection_id){index, item->serial};
 }
 
-static address_record *find_record(mr_connection_table *table, const mr_peer *peer)
+static address_record *find_record(mr_connection_table *table, const mr_remote *peer)
 {
     for (size_t i = 0; i < ADDRESSES_MOST; i++) {
         if (memcmp(table->addresses[i].address, peer->address, sizeof(peer->address)) == 0) {
@@ -199,7 +199,7 @@ static address_record *find_record(mr_connection_table *table, const mr_peer *pe
 }
 
 /* A new one takes the place of the one that was heard of the longest time ago. */
-static address_record *record_of(mr_connection_table *table, const mr_peer *peer, uint64_t now_ns)
+static address_record *record_of(mr_connection_table *table, const mr_remote *peer, uint64_t now_ns)
 {
     address_record *found = find_record(table, peer);
     if (found == NULL) {
@@ -215,12 +215,12 @@ static address_record *record_of(mr_connection_table *table, const mr_peer *peer
     return found;
 }
 
-void mr_connection_table_punish(mr_connection_table *table, const mr_peer *peer, uint64_t now_ns)
+void mr_connection_table_punish(mr_connection_table *table, const mr_remote *peer, uint64_t now_ns)
 {
     record_of(table, peer, now_ns)->until_ns = now_ns + table->limits.penalty_ns;
 }
 
-bool mr_connection_table_is_punished(mr_connection_table *table, const mr_peer *peer,
+bool mr_connection_table_is_punished(mr_connection_table *table, const mr_remote *peer,
                                      uint64_t now_ns)
 {
     const address_record *record = find_record(table, peer);
@@ -245,7 +245,7 @@ void mr_connection_table_gone(mr_connection_table *table, const mr_connection *c
     }
 }
 
-mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_peer *peer)
+mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_remote *peer)
 {
     const uint64_t key = key_of(peer);
     for (uint32_t i = 0; i < table->used; i++) {

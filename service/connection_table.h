@@ -19,10 +19,10 @@
 
 #define MR_CONNECTION_STRIKES_NS (10 * UINT64_C(1000000000))
 
-typedef struct mr_peer {
+typedef struct mr_remote {
     uint8_t address[16]; /* IPv6, or IPv4 mapped into it */
     uint16_t port;       /* in the host's order */
-} mr_peer;
+} mr_remote;
 
 typedef struct mr_connection_limits {
     uint32_t connections;
@@ -38,7 +38,7 @@ typedef struct mr_connection_id {
 } mr_connection_id;
 
 typedef struct mr_connection {
-    mr_peer peer;
+    mr_remote peer;
     uint32_t serial; /* 0: a free place */
     int fd;          /* borrows */
     uint64_t cookie; /* the kernel's name of the socket, which no other has */
@@ -63,7 +63,7 @@ typedef enum mr_call_fit {
 typedef struct mr_connection_table mr_connection_table;
 
 /* "ipv4:127.0.0.1:80" or "ipv6:%5B::1%5D:80", as gRPC names a peer; false for all else. */
-bool mr_peer_parse(const char *name, mr_peer *out);
+bool mr_remote_parse(const char *name, mr_remote *out);
 
 MR_MUST_USE mr_status mr_connection_table_create(const mr_connection_limits *limits,
                                                  mr_connection_table **out, mr_error *err);
@@ -79,11 +79,11 @@ mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_
 void mr_connection_table_gone(mr_connection_table *table, const mr_connection *connection,
                               uint64_t now_ns);
 /* One was ended for what it did: its address is not welcome for a while. */
-void mr_connection_table_punish(mr_connection_table *table, const mr_peer *peer, uint64_t now_ns);
-bool mr_connection_table_is_punished(mr_connection_table *table, const mr_peer *peer,
+void mr_connection_table_punish(mr_connection_table *table, const mr_remote *peer, uint64_t now_ns);
+bool mr_connection_table_is_punished(mr_connection_table *table, const mr_remote *peer,
                                      uint64_t now_ns);
 /* No id when nobody has that address. */
-mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_peer *peer);
+mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_remote *peer);
 /* NULL: it is gone. Borrows until the table is changed. */
 mr_connection *mr_connection_table_get(mr_connection_table *table, mr_connection_id id);
 void mr_connection_table_remove(mr_connection_table *table, mr_connection_id id);

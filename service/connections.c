@@ -42,9 +42,9 @@ static uint64_t now(void)
     return mr_clock_now(&clock);
 }
 
-static bool peer_from(const struct sockaddr_storage *address, mr_peer *out)
+static bool peer_from(const struct sockaddr_storage *address, mr_remote *out)
 {
-    *out = (mr_peer){0};
+    *out = (mr_remote){0};
     if (address->ss_family == AF_INET6) {
         struct sockaddr_in6 v6;
         memcpy(&v6, address, sizeof(v6));
@@ -202,7 +202,7 @@ static bool is_guarded(int listener)
 {
     struct sockaddr_storage address;
     socklen_t bytes = sizeof(address);
-    mr_peer at;
+    mr_remote at;
     if (guard.table == NULL || guard.stopping ||
         getsockname(listener, (struct sockaddr *)&address, &bytes) != 0 ||
         !peer_from(&address, &at)) {
@@ -338,8 +338,8 @@ mr_call_fit mr_connections_begin_call(const char *peer, mr_connection_id *out)
     mr_call_fit fit = MR_CALL_FITS;
     pthread_mutex_lock(&guard.mutex);
     if (guard.table != NULL) {
-        mr_peer from;
-        if (mr_peer_parse(peer, &from)) {
+        mr_remote from;
+        if (mr_remote_parse(peer, &from)) {
             *out = mr_connection_table_find(guard.table, &from);
         }
         fit = mr_connection_table_begin_call(guard.table, *out);

@@ -19,6 +19,7 @@
 #include "service/runtime.h"
 #include "service/server.h"
 #include "service/tenant_table.h"
+#include "service/tls.h"
 
 #include <grpc/grpc.h>
 #include <pthread.h>
@@ -48,9 +49,17 @@ typedef struct mr_rpc_tag {
     mr_call *call; /* of the first five */
 } mr_rpc_tag;
 
+/* Where a method is served. */
+typedef enum mr_rpc_port {
+    MR_RPC_MAIN,
+    MR_RPC_PROBES, /* plaintext, nothing but grpc.health.v1, and open to everybody */
+    MR_RPC_PORTS,
+} mr_rpc_port;
+
 /* A method this build serves. Hooks run on the call's thread; NULL: nothing to do. */
 typedef struct mr_rpc_method {
     const char *path; /* NULL: any method without an entry of its own */
+    mr_rpc_port port;
     /* The call is new, its request is in `payload`. */
     void (*begin)(mr_call *call);
     /* A message is out, another may follow. Not once the status was given. */
@@ -78,8 +87,11 @@ extern const mr_rpc_method mr_rpc_get_load;
 extern const mr_rpc_method mr_rpc_reset_prefix_cache;
 extern const mr_rpc_method mr_rpc_drain;
 extern const mr_rpc_method mr_rpc_other;
+extern const mr_rpc_method mr_rpc_probe_check;
+extern const mr_rpc_method mr_rpc_probe_watch;
+extern const mr_rpc_method mr_rpc_probe_other;
 
-#define MR_RPC_METHODS 14
+#define MR_RPC_METHODS 17
 
 /* Clients take messages of 4 MiB unless told otherwise. */
 #define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
@@ -110,8 +122,9 @@ typedef struct mr_rpc_queue {
 } mr_rpc_queue;
 
 struct mr_server {
-    grpc_server *grpc;
-    int port;
+    grpc_server *grpc[MR_RPC_PORTS]; /* own; that of probes may be NULL */
+    int port[MR_RPC_PORTS];
+    mr_tls *tls;                      /* owns; NULL: plaintext */
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
     uint32_t n_queues;          /* with a completion queue */
@@ -140,6 +153,7 @@ struct mr_server {
     mr_flag down;     /* gRPC has no call left */
     mr_event news;    /* wakes the thread in mr_server_run */
     mr_rpc_tag down_tag;
+    uint32_t n_up; /* of `grpc`, not down yet; the first queue's thread counts */
     pthread_mutex_t drain_mutex;
     mr_drain drain; /* under the mutex */
     mr_server_drain_times drain_times;

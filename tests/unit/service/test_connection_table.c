@@ -31,7 +31,7 @@ static mr_connection fresh(uint16_t port, uint64_t accepted_ns)
     char name[32];
     mr_connection connection = {.fd = port, .accepted_ns = accepted_ns};
     snprintf(name, sizeof(name), "ipv4:127.0.0.1:%u", (unsigned)port);
-    assert_true(mr_peer_parse(name, &connection.peer));
+    assert_true(mr_remote_parse(name, &connection.peer));
     return connection;
 }
 
@@ -59,13 +59,13 @@ static void test_connection_table_reads_the_names_of_peers(void **state)
     (void)state;
     static const uint8_t v4[16] = {[10] = 0xff, 0xff, 10, 1, 2, 3};
     static const uint8_t v6[16] = {0xfe, 0x80, [15] = 1};
-    mr_peer peer;
-    assert_true(mr_peer_parse("ipv4:10.1.2.3:65535", &peer));
+    mr_remote peer;
+    assert_true(mr_remote_parse("ipv4:10.1.2.3:65535", &peer));
     assert_memory_equal(peer.address, v4, 16);
     assert_int_equal(peer.port, 65535);
-    assert_true(mr_peer_parse("ipv6:%5Bfe80::1%5D:80", &peer));
+    assert_true(mr_remote_parse("ipv6:%5Bfe80::1%5D:80", &peer));
     assert_memory_equal(peer.address, v6, 16);
-    assert_true(mr_peer_parse("ipv6:%5Bfe80::1%25eth0%5D:80", &peer));
+    assert_true(mr_remote_parse("ipv6:%5Bfe80::1%25eth0%5D:80", &peer));
     assert_memory_equal(peer.address, v6, 16);
     const char *bad[] = {"",
                          "ipv4:",
@@ -83,7 +83,7 @@ static void test_connection_table_reads_the_names_of_peers(void **state)
                          "ipv6:%5D:1",
                          "ipv4:1111111111111111111111111111111111111111111111111111111:80"};
     for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
-        assert_false(mr_peer_parse(bad[i], &peer));
+        assert_false(mr_remote_parse(bad[i], &peer));
     }
 }
 
@@ -266,9 +266,9 @@ static void test_connection_table_punishes_addresses_for_a_while(void **state)
     (void)state;
     mr_connection_table *table = create();
     const mr_connection_id id = admit(table, 1, 1);
-    mr_peer other;
-    assert_true(mr_peer_parse("ipv4:127.0.0.2:1", &other));
-    const mr_peer peer = fresh(7, 0).peer; /* the port does not matter */
+    mr_remote other;
+    assert_true(mr_remote_parse("ipv4:127.0.0.2:1", &other));
+    const mr_remote peer = fresh(7, 0).peer; /* the port does not matter */
     assert_false(mr_connection_table_is_punished(table, &peer, 50 * S));
     mr_connection_table_punish(table, &mr_connection_table_get(table, id)->peer, 50 * S);
     assert_true(mr_connection_table_is_punished(table, &peer, 51 * S - 1));
@@ -289,7 +289,7 @@ static void test_connection_table_punishes_many_connections_without_calls(void *
 {
     (void)state;
     mr_connection_table *table = create();
-    const mr_peer peer = fresh(1, 0).peer;
+    const mr_remote peer = fresh(1, 0).peer;
     go_without_calls(table, 64, 100 * S);
     /* Those that made calls count for nothing, nor what was more than ten seconds ago. */
     mr_connection good = fresh(1, 0);
@@ -303,9 +303,9 @@ static void test_connection_table_punishes_many_connections_without_calls(void *
     /* More addresses than are remembered: the one that was heard of last is. */
     for (unsigned i = 0; i < 1000; i++) {
         char name[40];
-        mr_peer stranger;
+        mr_remote stranger;
         snprintf(name, sizeof(name), "ipv4:10.0.%u.%u:1", i / 256, i % 256);
-        assert_true(mr_peer_parse(name, &stranger));
+        assert_true(mr_remote_parse(name, &stranger));
         mr_connection_table_punish(table, &stranger, 200 * S + i);
         assert_true(mr_connection_table_is_punished(table, &stranger, 200 * S + i));
     }
