@@ -170,6 +170,8 @@ struct mr_server {
 /* The runtime for a new generation; UNAVAILABLE with a retry time while loading, and once new ones
  * are refused. Any thread. */
 MR_MUST_USE mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err);
+/* No call comes any more; the first queue gets the tag once for each port that is. Once. */
+void mr_server_shut_down_ports(mr_server *server);
 /* Has every call looked at, soon. Any thread. */
 void mr_server_tick(mr_server *server);
 

@@ -489,7 +489,7 @@ void mr_server_destroy(mr_server *server)
     }
     if (server->n_threads == 0) {
         /* Never ran; gRPC wants its shutdown all the same. */
-        shut_down_ports(server);
+        mr_server_shut_down_ports(server);
     }
     for (uint32_t i = server->n_threads; i < server->n_queues; i++) {
         drain_queue(&server->queues[i]);

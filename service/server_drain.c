@@ -137,8 +137,7 @@ static void enter(mr_server *server, mr_drain_phase phase)
     }
 }
 
-/* The first queue gets the tag once for each. */
-static void shut_down_ports(mr_server *server)
+void mr_server_shut_down_ports(mr_server *server)
 {
     for (size_t p = 0; p < MR_RPC_PORTS; p++) {
         if (server->grpc[p] != NULL) {
@@ -177,7 +176,7 @@ static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
     }
     if (settled && drain->leaves && !server->closing) {
         server->closing = true;
-        shut_down_ports(server);
+        mr_server_shut_down_ports(server);
     }
     if (moves) {
         mr_server_tick(server);
