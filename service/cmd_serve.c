@@ -389,7 +389,7 @@ static mr_status start_listening(const addresses *where, const mr_config *config
         .limits = {.connections = config->limits_connections,
                    .connection_calls = config->limits_connection_calls,
                    .calls = config->limits_calls,
-                   .header_bytes = (uint32_t)config->limits_header_bytes,
+                   .header_bytes = config->limits_header_bytes,
                    .handshake_timeout_ms = config->limits_handshake_timeout_ms,
                    .request_timeout_ms = config->limits_request_timeout_ms,
                    .penalty_ms = config->limits_penalty_ms,

@@ -63,7 +63,7 @@ typedef struct mr_config {
     uint32_t limits_connections;
     uint32_t limits_connection_calls;
     uint32_t limits_calls;
-    uint64_t limits_header_bytes;
+    uint32_t limits_header_bytes;
     uint32_t limits_handshake_timeout_ms;
     uint32_t limits_request_timeout_ms;
     uint32_t limits_penalty_ms;

@@ -133,11 +133,6 @@ void mr_connection_table_destroy(mr_connection_table *table)
     }
 }
 
-void mr_connection_table_set_message_bytes(mr_connection_table *table, uint64_t bytes)
-{
-    table->limits.message_bytes = bytes;
-}
-
 static bool is_free(const mr_connection_table *table, uint32_t index)
 {
     return table->keys[index] == 0;

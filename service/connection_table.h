@@ -68,7 +68,6 @@ bool mr_remote_parse(const char *name, mr_remote *out);
 MR_MUST_USE mr_status mr_connection_table_create(const mr_connection_limits *limits,
                                                  mr_connection_table **out, mr_error *err);
 void mr_connection_table_destroy(mr_connection_table *table);
-void mr_connection_table_set_message_bytes(mr_connection_table *table, uint64_t bytes);
 
 /* A place for a new connection. With all taken, the oldest one that never made a call loses its
  * own: `*evicted` is a copy of it (serial 0: none), to be ended by the caller. No id: all places

@@ -315,23 +315,6 @@ int mr_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
     return accepted;
 }
 
-uint32_t mr_connections_count(void)
-{
-    pthread_mutex_lock(&guard.mutex);
-    const uint32_t count = guard.table == NULL ? 0 : mr_connection_table_count(guard.table);
-    pthread_mutex_unlock(&guard.mutex);
-    return count;
-}
-
-void mr_connections_set_message_bytes(uint64_t bytes)
-{
-    pthread_mutex_lock(&guard.mutex);
-    if (guard.table != NULL) {
-        mr_connection_table_set_message_bytes(guard.table, bytes);
-    }
-    pthread_mutex_unlock(&guard.mutex);
-}
-
 mr_call_fit mr_connections_begin_call(const char *peer, mr_connection_id *out)
 {
     *out = (mr_connection_id){0};

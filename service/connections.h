@@ -19,8 +19,6 @@ MR_MUST_USE mr_status mr_connections_start(const mr_connection_limits *limits, m
 void mr_connections_stop(void);
 /* What is accepted at this port from now on is guarded. At most two ports. */
 void mr_connections_guard(int port);
-void mr_connections_set_message_bytes(uint64_t bytes);
-uint32_t mr_connections_count(void);
 
 /* The life of a call of `peer`, as gRPC names it; see connection_table.h. */
 mr_call_fit mr_connections_begin_call(const char *peer, mr_connection_id *out);

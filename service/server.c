@@ -449,7 +449,6 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *s
         const uint64_t wanted = MESSAGE_BYTES_A_TOKEN * mr_runtime_config(runtime)->max_seq_length;
         const uint64_t least = wanted > MESSAGE_BYTES_LEAST ? wanted : MESSAGE_BYTES_LEAST;
         server->max_message_bytes = least < MESSAGE_BYTES_MOST ? least : MESSAGE_BYTES_MOST;
-        mr_connections_set_message_bytes(server->max_message_bytes);
     }
     mr_flag_set(&server->ready);
     mr_server_tick(server);

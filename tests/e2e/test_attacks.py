@@ -16,7 +16,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 import attacks
 from attacks import THROWN_OUT, Attacker, Peak, headers
-from http2 import DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, RST_STREAM, SETTINGS, frame
+from http2 import DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, RST_STREAM, SETTINGS, frame, literal
 from serving import CALL_S, Answer, Server, check_retry, generate, greedy
 from stubs import pb, pb_grpc
 
@@ -34,7 +34,7 @@ WAIT_S = 60
 def guarded(millrace_bin, model_path):
     with Server(millrace_bin, model_path, "max_seq_length=1024", f"limits.connection_calls={CALLS}",
                 f"limits.connections={CONNECTIONS}", f"limits.handshake_timeout_ms={HANDSHAKE_MS}",
-                f"limits.request_timeout_ms={REQUEST_MS}", "limits.calls=150", "slow_reader_timeout_ms=1000",
+                f"limits.request_timeout_ms={REQUEST_MS}", "limits.calls=1000", "slow_reader_timeout_ms=1000",
                 "limits.penalty_ms=0") as running:
         running.reference = [generate(running.stub, asked).ids for asked in (ASKED, OTHER)]
         yield running
@@ -169,7 +169,7 @@ def test_connections_are_capped_and_those_without_calls_give_way(guarded):
 
 
 def test_connections_with_calls_stay_and_more_are_refused(millrace_bin, model_path):
-    with Server(millrace_bin, model_path, "max_seq_length=256", "limits.connections=4") as server:
+    with Server(millrace_bin, model_path, "max_seq_length=256", "limits.connections=4", "limits.penalty_ms=0") as server:
         channels = [grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
                     for _ in range(3)]
         watches = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for channel in channels]
@@ -253,6 +253,23 @@ def test_huge_headers_are_refused(guarded, acknowledges):
         with contextlib.suppress(EOFError, ConnectionError):
             flags, block = frames_of(client, HEADERS)
             assert flags & END_STREAM and b"grpc-status\x018" in block
+        client.close()
+
+
+ODD_HEADERS = {"te": (("te", "trailers"), ("te", "x")), "scheme": ((":scheme", "http"), (":scheme", "x")),
+               "client_stats": (None, ("grpclb_client_stats", "x")), "binary": (None, ("x-bin", "!!! no base64 !!!"))}
+
+
+@pytest.mark.parametrize("name", ODD_HEADERS)
+def test_headers_that_upset_grpc_hurt_their_own_connection_at_most(guarded, name):
+    """CVE-2023-1428: the first three made gRPC abort; CVE-2023-32732: the last ends a connection."""
+    old, new = ODD_HEADERS[name]
+    block = headers(guarded.address)
+    block = block.replace(literal(*old), literal(*new)) if old else block + literal(*new)
+    with unharmed(guarded):
+        client = Attacker(guarded.address)
+        client.socket.sendall(frame(HEADERS, END_HEADERS | END_STREAM, 1, block))
+        wait_for(lambda: b"grpc-status" in client.received or client.over.is_set(), "no answer")
         client.close()
 
 

@@ -76,7 +76,7 @@ def test_every_method_is_served_or_in_the_table():
     listed = {row[0] for row in METHOD_ROWS}
     served = {f"InferenceService/{name}" for name in
               ("Generate", "GenerateUnary", "Abort", "Tokenize", "Detokenize", "GetModel")}
-    served |= {f"AdminService/{name}" for name in ("GetLoad", "ResetPrefixCache")}
+    served |= {f"AdminService/{name}" for name in ("GetLoad", "ResetPrefixCache", "Drain")}
     methods = {f"{service.name}/{method.name}" for service in pb.DESCRIPTOR.services_by_name.values()
                for method in service.methods}
     assert listed | served == methods and not listed & served

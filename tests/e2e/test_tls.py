@@ -271,7 +271,7 @@ def test_files_that_change_one_after_the_other(millrace_bin, model_path, authori
     (tmp_path / "crt").write_bytes(first.certificate)
     (tmp_path / "key").write_bytes(first.key)
     settings = [f"tls.certificate={tmp_path / 'crt'}", f"tls.private_key={tmp_path / 'key'}",
-                "tls.reload_interval_ms=1000"]
+                "tls.reload_interval_ms=1000", "limits.penalty_ms=0"]
     with start(millrace_bin, model_path, authority, settings, metrics=True) as server:
         (tmp_path / "crt").write_bytes(second.certificate)
         (tmp_path / "key").write_bytes(second.key)
