@@ -144,3 +144,12 @@ void mr_log(mr_log_level level, const char *module, const char *msg, const char 
     mr_log_write(level, module, msg, fmt, args);
     va_end(args);
 }
+
+void mr_log_record(const char *module, const char *msg, const char *fmt, ...)
+{
+    mr_log_fold_tick();
+    va_list args;
+    va_start(args, fmt);
+    mr_log_write(MR_LOG_INFO, module, msg, fmt, args);
+    va_end(args);
+}

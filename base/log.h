@@ -35,6 +35,10 @@ void mr_log_set_format(mr_log_format format);
 void mr_log(mr_log_level level, const char *module, const char *msg, const char *fmt, ...)
     MR_PRINTF(4, 5);
 
+/* A line of level info that is written whatever level is set: for what has to be on record. Any
+ * thread. */
+void mr_log_record(const char *module, const char *msg, const char *fmt, ...) MR_PRINTF(3, 4);
+
 /* For what may happen thousands of times: of the same level, module and `msg`, five lines in ten
  * seconds are written, the rest is counted, and told in one line "<msg>, repeated N times" when the
  * ten seconds are over, something is logged then, and at the latest by mr_log_flush. Any thread. */

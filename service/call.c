@@ -7,11 +7,17 @@
 #include "service/error_trailers.h"
 #include "service/usage_log.h"
 
+#include <grpc/grpc_security.h>
 #include <grpc/slice.h>
+#include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
+
+/* How often calls are looked through, and when who met a full server may try again. */
+#define CHECK_NS      (250 * MR_NS_PER_MS)
+#define FULL_RETRY_MS 1000u
 
 static void link_in(mr_call *call)
 {
@@ -43,8 +49,17 @@ void mr_call_drop_payload(mr_call *call)
     }
 }
 
+static uint64_t now(void)
+{
+    const mr_clock clock = mr_clock_monotonic();
+    return mr_clock_now(&clock);
+}
+
 static void free_call(mr_call *call)
 {
+    if (call->counted) {
+        mr_connections_end_call(call->connection, call->gone || call->refused);
+    }
     mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
     grpc_call_details_destroy(&call->details);
@@ -53,6 +68,44 @@ static void free_call(mr_call *call)
         grpc_call_unref(call->call);
     }
     free(call);
+}
+
+/* The method's path, as the client spelled it; borrowed. */
+static const char *path_of(const mr_call *call, size_t *bytes)
+{
+    if (call->method->path != NULL) {
+        *bytes = strlen(call->method->path);
+        return call->method->path;
+    }
+    *bytes = GRPC_SLICE_LENGTH(call->details.method);
+    return (const char *)GRPC_SLICE_START_PTR(call->details.method);
+}
+
+/* How an administrator's method ended. */
+static void put_on_record(mr_call *call, mr_status status)
+{
+    if (!call->audited) {
+        return;
+    }
+    call->audited = false;
+    size_t bytes = 0;
+    const char *path = path_of(call, &bytes);
+    char *peer = grpc_call_get_peer(call->call);
+    const mr_tenants *tenants = &call->tenants->tenants;
+    const mr_audit audit = {
+        .method = path,
+        .method_bytes = bytes,
+        .peer = peer == NULL ? "" : peer,
+        .admin = call->caller.kind == MR_CALLER_ADMIN
+                     ? call->tenants->admins.items[call->caller.index].name
+                     : NULL,
+        .tenant = call->caller.kind == MR_CALLER_TENANT
+                      ? mr_tenants_get(tenants, call->caller.index)->name
+                      : NULL,
+        .status = status,
+    };
+    mr_audit_log(&audit);
+    gpr_free(peer);
 }
 
 void mr_call_hold(mr_call *call)
@@ -69,6 +122,9 @@ void mr_call_release(mr_call *call)
     }
     if (call->method->release != NULL) {
         call->method->release(call);
+    }
+    if (!call->finished) {
+        put_on_record(call, MR_CANCELLED);
     }
     link_out(call);
     free_call(call);
@@ -91,15 +147,15 @@ bool mr_call_expect(mr_rpc_queue *queue, const mr_rpc_method *method, size_t slo
     call->received_tag = (mr_rpc_tag){MR_RPC_RECEIVED, call};
     call->finished_tag = (mr_rpc_tag){MR_RPC_FINISHED, call};
 
-    grpc_server *grpc = queue->server->grpc;
+    grpc_server *grpc = queue->server->grpc[method->port];
     void *registered = queue->server->registered[slot];
     const grpc_call_error status =
         method->path == NULL
             ? grpc_server_request_call(grpc, &call->call, &call->details, &call->metadata,
                                        queue->cq, queue->cq, &call->new_tag)
             : grpc_server_request_registered_call(grpc, registered, &call->call, &call->deadline,
-                                                  &call->metadata, &call->payload, queue->cq,
-                                                  queue->cq, &call->new_tag);
+                                                  &call->metadata, NULL, queue->cq, queue->cq,
+                                                  &call->new_tag);
     if (status != GRPC_CALL_OK) {
         free_call(call);
         return false;
@@ -134,6 +190,7 @@ void mr_call_send(mr_call *call, const ProtobufCMessage *message)
     ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
     ops[n_ops++].data.send_message.send_message = buffer;
     call->sending = true;
+    call->sending_since = now();
     start(call, ops, n_ops, &call->sent_tag);
     grpc_byte_buffer_destroy(buffer);
 }
@@ -142,6 +199,8 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
 {
     MR_CHECK(!call->finished);
     call->finished = true;
+    call->sending_since = now();
+    put_on_record(call, err == NULL ? MR_OK : err->status);
     grpc_op ops[3];
     memset(ops, 0, sizeof(ops));
     size_t n_ops = add_initial(call, ops);
@@ -193,6 +252,10 @@ void mr_call_receive(mr_call *call)
     memset(&op, 0, sizeof(op));
     op.op = GRPC_OP_RECV_MESSAGE;
     op.data.recv_message.recv_message = &call->payload;
+    call->receiving_since = now();
+    if (call->credited) {
+        mr_connections_await(call->connection);
+    }
     start(call, &op, 1, &call->received_tag);
 }
 
@@ -216,24 +279,123 @@ static grpc_slice *find_authorization(mr_call *call)
     return found;
 }
 
-/* False, and the call is over, when nobody knows who calls: before anything of the request is
- * looked at, whatever the method. */
-static bool authenticate(mr_call *call)
+/* Before anything of the request is looked at. */
+static void refuse(mr_call *call, const mr_error *err)
 {
+    const bool known = call->caller.kind == MR_CALLER_TENANT && call->tenants != NULL;
+    call->refused = true;
+    mr_metrics_refused(&call->queue->server->metrics, err->status);
+    mr_usage_log_refused(known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL,
+                         err);
+    mr_call_finish(call, NULL, err);
+}
+
+/* Who calls, by key and certificate. */
+static mr_status identify(mr_call *call, mr_error *err)
+{
+    const mr_tenant_table *table = call->tenants;
     const grpc_slice *value = find_authorization(call);
-    const char *text = value == NULL ? NULL : (const char *)GRPC_SLICE_START_PTR(*value);
-    const size_t bytes = value == NULL ? 0 : GRPC_SLICE_LENGTH(*value);
+    mr_proof proof = {0};
+    if (value != NULL) {
+        proof.authorization = (const char *)GRPC_SLICE_START_PTR(*value);
+        proof.authorization_bytes = GRPC_SLICE_LENGTH(*value);
+    }
+    grpc_auth_context *context = grpc_call_auth_context(call->call);
+    mr_tls_peer(context, &proof.peer);
+    const mr_status status =
+        mr_caller_identify(&table->tenants, &table->admins, &proof, &call->caller, err);
+    grpc_auth_context_release(context);
+    return status;
+}
+
+/* Whether the caller may call the method. Before anything of the request is looked at, whatever the
+ * method. */
+static mr_status authorise(mr_call *call, mr_error *err)
+{
     mr_server *server = call->queue->server;
-    mr_error err = {0};
     call->tenants = mr_tenant_place_get(&server->tenants);
-    if (mr_tenants_authenticate(&call->tenants->tenants, text, bytes, &call->tenant, &err) ==
-        MR_OK) {
+    call->tenant = call->tenants->tenants.count;
+    if (call->method->port == MR_RPC_PROBES) {
+        return MR_OK;
+    }
+    size_t bytes = 0;
+    const char *path = path_of(call, &bytes);
+    mr_access access = mr_access_of(path, bytes, NULL);
+    call->audited = access == MR_ACCESS_ADMIN;
+    if (access == MR_ACCESS_OPEN) {
+        return MR_OK;
+    }
+    if (access == MR_ACCESS_ADMIN && !server->admin) {
+        access = MR_ACCESS_KNOWN; /* to be told that it is off */
+    }
+    call->credited = true;
+    MR_TRY(identify(call, err));
+    const mr_tenant_table *table = call->tenants;
+    MR_TRY(mr_access_check(access, &table->tenants, &table->admins, &call->caller, err));
+    if (call->caller.kind == MR_CALLER_TENANT) {
+        call->tenant = call->caller.index;
+    }
+    return MR_OK;
+}
+
+/* False, and the call is over, when the caller may not. */
+static bool admit(mr_call *call)
+{
+    mr_error err = {0};
+    if (authorise(call, &err) == MR_OK) {
         return true;
     }
-    mr_metrics_refused(&server->metrics, err.status);
-    mr_usage_log_refused(NULL, &err);
-    mr_call_drop_payload(call);
-    mr_call_finish(call, NULL, &err);
+    refuse(call, &err);
+    return false;
+}
+
+/* One that is too many is refused before its request is waited for. */
+static bool fits(mr_call *call)
+{
+    char *peer = grpc_call_get_peer(call->call);
+    const mr_call_fit fit = mr_connections_begin_call(peer, &call->connection);
+    gpr_free(peer);
+    call->counted = true;
+    if (fit == MR_CALL_FITS) {
+        return true;
+    }
+    const mr_server_limits *limits = &call->queue->server->limits;
+    mr_error err = {0};
+    if (fit == MR_CALL_CONNECTION_FULL) {
+        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
+                      "the connection has %" PRIu32 " calls already: wait for one to end, or have "
+                      "limits.connection_calls raised",
+                      limits->connection_calls);
+    } else {
+        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
+                      "the server has %" PRIu32 " calls already: use another one, or have "
+                      "limits.calls raised",
+                      limits->calls);
+    }
+    err.retry_after_ms = FULL_RETRY_MS;
+    refuse(call, &err);
+    return false;
+}
+
+/* As HTTP/2 counts a list of headers. gRPC minds the limit too, by ending the connection, but only
+ * once the client says that it knows it. */
+static bool is_brief(mr_call *call)
+{
+    uint64_t bytes = 0;
+    for (size_t i = 0; i < call->metadata.count; i++) {
+        const grpc_metadata *entry = &call->metadata.metadata[i];
+        bytes += GRPC_SLICE_LENGTH(entry->key) + GRPC_SLICE_LENGTH(entry->value) + 32;
+    }
+    const uint32_t most = call->queue->server->limits.header_bytes;
+    if (bytes <= most) {
+        return true;
+    }
+    mr_error err = {0};
+    (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
+                  "the call has %" PRIu64 " bytes of metadata and this server takes %" PRIu32
+                  ": send less, or have limits.header_bytes raised",
+                  bytes, most);
+    refuse(call, &err);
     return false;
 }
 
@@ -258,10 +420,37 @@ static void on_new(mr_call *call, bool ok)
     op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     op.data.recv_close_on_server.cancelled = &call->client_cancelled;
     start(call, &op, 1, &call->closed_tag);
-    if (authenticate(call)) {
-        call->method->begin(call);
+    if (fits(call) && is_brief(call) && admit(call)) {
+        if (call->method->path == NULL) {
+            call->method->begin(call);
+        } else {
+            call->awaiting = true;
+            mr_call_receive(call);
+        }
     }
     mr_call_release(call);
+}
+
+/* The first message makes the call begin, unless the client has left before. */
+static void on_received(mr_call *call)
+{
+    const bool first = call->awaiting;
+    const uint64_t bytes = call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
+    call->awaiting = false;
+    call->receiving_since = 0;
+    mr_connections_received(call->connection, bytes, call->payload == NULL);
+    if (call->finished) {
+        return;
+    }
+    if (first && call->payload == NULL && call->gone) {
+        mr_error err = {0};
+        (void)mr_fail(&err, MR_CANCELLED, "the client left before its request came");
+        mr_call_finish(call, NULL, &err);
+    } else if (first) {
+        call->method->begin(call);
+    } else if (call->method->received != NULL) {
+        call->method->received(call);
+    }
 }
 
 void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok)
@@ -272,20 +461,64 @@ void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok)
     }
     if (event == MR_RPC_CLOSED) {
         call->gone = call->client_cancelled != 0;
-        if (call->gone && call->method->cancelled != NULL) {
+        if (call->gone && !call->awaiting && call->method->cancelled != NULL) {
             call->method->cancelled(call);
         }
     } else if (event == MR_RPC_SENT) {
         call->sending = false;
+        call->sending_since = call->finished ? call->sending_since : 0;
+        mr_connections_sent(call->connection);
         if (!call->finished && call->method->resume != NULL) {
             call->method->resume(call);
         }
     } else if (event == MR_RPC_RECEIVED) {
-        if (!call->finished && call->method->received != NULL) {
-            call->method->received(call);
-        }
+        on_received(call);
+    } else if (event == MR_RPC_FINISHED) {
+        call->sending_since = 0;
+        mr_connections_sent(call->connection);
     }
     mr_call_release(call);
+}
+
+static bool is_late(uint64_t since_ns, uint32_t timeout_ms, uint64_t now_ns)
+{
+    return since_ns != 0 && now_ns - since_ns >= timeout_ms * MR_NS_PER_MS;
+}
+
+/* The request may come too late, or what ends the call may not be taken; methods that send more
+ * than once have a limit of their own, which comes first. */
+static void check(mr_call *call, uint64_t now_ns)
+{
+    const mr_server_limits *limits = &call->queue->server->limits;
+    mr_error err = {0};
+    if (call->awaiting && mr_flag_get(&call->queue->server->cut_off)) {
+        (void)mr_fail(&err, MR_UNAVAILABLE, "the server is shutting down: use another one");
+        mr_call_finish(call, NULL, &err);
+    } else if (!call->finished &&
+               is_late(call->receiving_since, limits->request_timeout_ms, now_ns)) {
+        (void)mr_fail(&err, MR_DEADLINE_EXCEEDED,
+                      "no request came within %" PRIu32
+                      " ms: send it sooner, or have limits.request_timeout_ms raised",
+                      limits->request_timeout_ms);
+        mr_call_finish(call, NULL, &err);
+    } else if (is_late(call->sending_since, 2 * limits->answer_timeout_ms, now_ns)) {
+        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "the client takes its answer too slowly");
+        call->sending_since = 0;
+        mr_call_abort(call, &err);
+    }
+}
+
+void mr_call_check_all(mr_rpc_queue *queue)
+{
+    const uint64_t now_ns = now();
+    if (queue->calls == NULL || now_ns - queue->checked_ns < CHECK_NS) {
+        return;
+    }
+    queue->checked_ns = now_ns;
+    /* None is freed: each holds a batch that is out. */
+    for (mr_call *call = queue->calls; call != NULL; call = call->next) {
+        check(call, now_ns);
+    }
 }
 
 uint64_t mr_call_deadline_ns(const mr_call *call, uint64_t now_ns)

@@ -9,6 +9,8 @@
 #ifndef MILLRACE_SERVICE_CALL_H
 #define MILLRACE_SERVICE_CALL_H
 
+#include "service/access.h"
+#include "service/connections.h"
 #include "service/rpc.h"
 
 #include <protobuf-c/protobuf-c.h>
@@ -20,17 +22,26 @@ struct mr_call {
     grpc_call *call; /* owns; NULL until it arrives */
     gpr_timespec deadline;
     grpc_metadata_array metadata;
-    grpc_call_details details; /* mr_rpc_other only */
+    grpc_call_details details; /* mr_rpc_other and mr_rpc_probe_other only */
     grpc_byte_buffer *payload; /* owns, the last message; NULL if the client sent none or went away,
-                                  and for mr_rpc_other */
+                                  and for mr_rpc_other, whose requests are not waited for */
     int client_cancelled;      /* gRPC writes it, at any time before MR_RPC_CLOSED: see `gone` */
-    mr_tenant_table *tenants;  /* one reference; NULL until it arrives */
-    uint32_t tenant;           /* who calls, by index there; valid from `begin` on */
+    mr_connection_id connection;
+    bool counted;             /* with the connections */
+    bool awaiting;            /* the first message, before `begin` */
+    uint64_t receiving_since; /* ns, 0: no message is waited for */
+    uint64_t sending_since;   /* ns, 0: nothing is on its way */
+    mr_tenant_table *tenants; /* one reference; NULL until it is let in or refused by it */
+    mr_caller caller;         /* who calls; valid from `begin` on, as the next */
+    uint32_t tenant;          /* the same by index among the tenants; their count: no tenant */
     uint32_t refs;
+    bool audited;      /* an administrator's method: its end goes on record */
     bool gone;         /* the client cancelled, left, or ran out of time */
     bool sent_initial; /* metadata */
     bool sending;      /* a message is on its way: one at a time */
     bool finished;     /* the status is given */
+    bool refused;      /* before its request was looked at */
+    bool credited;     /* its requests may be large: it is no method that is open to all */
     mr_rpc_tag new_tag, closed_tag, sent_tag, received_tag, finished_tag;
     struct mr_call *prev, *next; /* the queue's list */
     void *state;                 /* the method's */
@@ -61,11 +72,15 @@ void mr_call_drop_payload(mr_call *call);
  * for one already, nor once finished. */
 void mr_call_receive(mr_call *call);
 
+/* Ends those of the queue's calls whose client takes too long to send its request or to take an
+ * answer. Cheap; for every turn of the queue's thread. */
+void mr_call_check_all(mr_rpc_queue *queue);
+
 /* For a client that takes nothing more: drops the message on its way and closes the call with the
  * error's status at once. The events of `cancelled` and `resume` follow. */
 void mr_call_abort(mr_call *call, const mr_error *err);
 
-/* Who calls, from `begin` on; never NULL. */
+/* The tenant that calls, from `begin` on, mr_tenant_open where it is none; never NULL. */
 const mr_tenant *mr_call_tenant(const mr_call *call);
 
 /* One more reference, and its end: the call may be freed then. */

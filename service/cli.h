@@ -103,6 +103,19 @@ typedef struct mr_cli_model {
             "the key to call the server with (default: what " MR_API_KEY_VARIABLE " holds)"        \
     }
 
+/* TLS of commands that call a server. */
+#define MR_CLI_TLS_OPTIONS(tls)                                                                    \
+    {"tls-ca",   MR_CLI_TEXT,                                                                      \
+     &(tls)->ca, NULL,                                                                             \
+     "FILE",     "call the server with TLS; it must have a certificate of a CA in this PEM file"}, \
+        {"tls-cert", MR_CLI_TEXT, &(tls)->certificate,                                             \
+         NULL,       "FILE",      "the certificate to show the server, PEM; with --tls-key"},      \
+        {"tls-key", MR_CLI_TEXT, &(tls)->private_key, NULL, "FILE", "its key, PEM"},               \
+    {                                                                                              \
+        "tls-server-name", MR_CLI_TEXT, &(tls)->server_name, NULL, "NAME",                         \
+            "the name in the server's certificate (default: the host of --server)"                 \
+    }
+
 /* Defaults, file, environment and --set, in this order; not finished yet. */
 MR_MUST_USE mr_status mr_cli_load_config(const mr_cli_model *model, mr_config *config,
                                          mr_error *err);

@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "service/codec.h"
+#include "service/tls_files.h"
 
 #include <grpc/grpc.h>
 #include <grpc/grpc_security.h>
@@ -12,6 +13,7 @@
 #include <grpc/support/time.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 /* How soon a cancel flag is seen. */
 #define CANCEL_POLL_MS 50
@@ -43,7 +45,65 @@ static grpc_slice authorization_of(const char *key)
     return value;
 }
 
-mr_status mr_client_open(const char *target, const char *key, mr_client **out, mr_error *err)
+const char *mr_client_tls_conflict(const mr_client_tls *tls)
+{
+    if ((tls->certificate != NULL) != (tls->private_key != NULL)) {
+        return "--tls-cert and --tls-key belong together: give both";
+    }
+    const bool more = tls->certificate != NULL || tls->server_name != NULL;
+    return more && tls->ca == NULL
+               ? "--tls-cert, --tls-key and --tls-server-name are for TLS: give "
+                 "--tls-ca too"
+               : NULL;
+}
+
+static mr_status make_credentials(const mr_client_tls *tls, grpc_channel_credentials **out,
+                                  mr_error *err)
+{
+    const mr_tls_paths paths = {
+        .certificate = tls->certificate,
+        .private_key = tls->private_key,
+        .ca = tls->ca,
+        .certificate_name = "--tls-cert",
+        .private_key_name = "--tls-key",
+        .ca_name = "--tls-ca",
+    };
+    if (tls->ca == NULL) {
+        *out = grpc_insecure_credentials_create();
+        return MR_OK;
+    }
+    mr_tls_material material;
+    mr_status status = mr_tls_material_read(&paths, &material, err);
+    if (status == MR_OK) {
+        status = mr_tls_material_check(&material, &paths, (int64_t)time(NULL), err);
+    }
+    if (status == MR_OK) {
+        grpc_ssl_pem_key_cert_pair pair = {.private_key = material.pem[MR_TLS_PRIVATE_KEY],
+                                           .cert_chain = material.pem[MR_TLS_CERTIFICATE]};
+        *out = grpc_ssl_credentials_create(material.pem[MR_TLS_CA],
+                                           tls->certificate != NULL ? &pair : NULL, NULL, NULL);
+    }
+    mr_tls_material_deinit(&material);
+    return status;
+}
+
+static grpc_channel *open_channel(const char *target, const char *server_name,
+                                  grpc_channel_credentials *credentials)
+{
+    grpc_arg settings[2];
+    memset(settings, 0, sizeof(settings));
+    settings[0].type = GRPC_ARG_INTEGER;
+    settings[0].key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH;
+    settings[0].value.integer = -1;
+    settings[1].type = GRPC_ARG_STRING;
+    settings[1].key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG;
+    settings[1].value.string = (char *)server_name;
+    const grpc_channel_args args = {.num_args = server_name == NULL ? 1 : 2, .args = settings};
+    return grpc_channel_create(target, credentials, &args);
+}
+
+mr_status mr_client_open(const char *target, const char *key, const mr_client_tls *tls,
+                         mr_client **out, mr_error *err)
 {
     mr_client *client = mr_calloc(1, sizeof(*client));
     char *copy = strdup(target);
@@ -53,18 +113,19 @@ mr_status mr_client_open(const char *target, const char *key, mr_client **out, m
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a client");
     }
     client->target = copy;
-    client->authorization = authorization_of(key);
     gpr_set_log_function(drop_log);
     grpc_init();
-    grpc_arg no_limit;
-    memset(&no_limit, 0, sizeof(no_limit));
-    no_limit.type = GRPC_ARG_INTEGER;
-    no_limit.key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH;
-    no_limit.value.integer = -1;
-    const grpc_channel_args args = {.num_args = 1, .args = &no_limit};
-    grpc_channel_credentials *plain = grpc_insecure_credentials_create();
-    client->channel = grpc_channel_create(target, plain, &args);
-    grpc_channel_credentials_release(plain);
+    grpc_channel_credentials *credentials = NULL;
+    const mr_status status = make_credentials(tls, &credentials, err);
+    if (status != MR_OK) {
+        grpc_shutdown_blocking();
+        free(copy);
+        free(client);
+        return status;
+    }
+    client->authorization = authorization_of(key);
+    client->channel = open_channel(target, tls->server_name, credentials);
+    grpc_channel_credentials_release(credentials);
     client->cq = grpc_completion_queue_create_for_next(NULL);
     *out = client;
     return MR_OK;
@@ -293,6 +354,21 @@ static void explain(const char *target, mr_status status, const char *details, m
                       target);
     } else if (status == MR_UNAVAILABLE && strstr(details, "DNS resolution") != NULL) {
         (void)mr_fail(err, status, "%s: no such host name; check its spelling", target);
+    } else if (status == MR_UNAVAILABLE && strstr(details, "Peer name") != NULL) {
+        (void)mr_fail(err, status,
+                      "%s: the server's certificate is of another name: call it by that name, or "
+                      "give it as --tls-server-name (%s)",
+                      target, details);
+    } else if (status == MR_UNAVAILABLE && strcasestr(details, "ssl handshake") != NULL) {
+        (void)mr_fail(err, status,
+                      "%s: no TLS with what answers there: it has none, its certificate is not of "
+                      "a CA in --tls-ca, or not valid now (%s)",
+                      target, details);
+    } else if (status == MR_UNAVAILABLE && strstr(details, "Socket closed") != NULL) {
+        (void)mr_fail(err, status,
+                      "%s: the server closed the connection: it may want TLS (--tls-ca), or a "
+                      "client certificate of a CA that it trusts (--tls-cert, --tls-key)",
+                      target);
     } else if (status == MR_UNAVAILABLE) {
         (void)mr_fail(err, status, "%s: %s", target, details);
     } else if (status == MR_UNIMPLEMENTED && elsewhere) {

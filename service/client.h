@@ -16,11 +16,22 @@
 
 typedef struct mr_client mr_client;
 
-/* `target` is HOST:PORT (plaintext), `key` what every call carries as its bearer key, "" for none;
- * both are copied. Connects with the first call, so a wrong address shows there. Gives the client.
- */
-MR_MUST_USE mr_status mr_client_open(const char *target, const char *key, mr_client **out,
-                                     mr_error *err);
+/* Paths of PEM files, borrowed; all NULL: plaintext. */
+typedef struct mr_client_tls {
+    const char *ca;          /* of the CAs that the server's certificate may be of */
+    const char *certificate; /* to show to the server, may be NULL with the key */
+    const char *private_key;
+    const char *server_name; /* in the server's certificate; NULL: the target's host */
+} mr_client_tls;
+
+/* NULL, or what contradicts itself in the options of MR_CLI_TLS_OPTIONS. */
+const char *mr_client_tls_conflict(const mr_client_tls *tls);
+
+/* `target` is HOST:PORT, `key` what every call carries as its bearer key, "" for none; all is
+ * copied. Connects with the first call, so a wrong address shows there. Files of TLS that cannot be
+ * used are an error as of mr_tls_material_check. Gives the client. */
+MR_MUST_USE mr_status mr_client_open(const char *target, const char *key, const mr_client_tls *tls,
+                                     mr_client **out, mr_error *err);
 void mr_client_close(mr_client *client);
 
 /* Gets each message of the stream, in order; borrowed until it returns. False ends the call with

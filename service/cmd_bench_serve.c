@@ -19,6 +19,7 @@
 typedef struct serve_options {
     const char *server;
     const char *key_file;
+    mr_client_tls tls;
     uint64_t requests, concurrency, static_batch, seed, timeout_ms;
     uint64_t prompt_tokens, prompt_tokens_max, output_tokens, output_tokens_max;
     float rate, slo_ttft_ms, slo_itl_ms;
@@ -214,7 +215,7 @@ static int run(const serve_options *o)
     if (mr_api_key_load(o->key_file, key, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
-    if (mr_client_open(o->server, key, &client, &err) != MR_OK) {
+    if (mr_client_open(o->server, key, &o->tls, &client, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
     mr_progress progress;
@@ -277,6 +278,9 @@ static int check(const serve_options *o)
     if (!mr_listen_is_address(o->server)) {
         return mr_cli_fail_server(o->server);
     }
+    if (mr_client_tls_conflict(&o->tls) != NULL) {
+        return mr_cli_fail_usage("bench serve: %s", mr_client_tls_conflict(&o->tls));
+    }
     if (o->has_concurrency && o->has_rate) {
         return mr_cli_fail_usage("bench serve: give --concurrency (a closed loop) or --rate (an "
                                  "open one), not both");
@@ -311,6 +315,7 @@ int mr_cmd_bench_serve(int argc, char **argv)
     const mr_cli_option options[] = {
         {"server", MR_CLI_TEXT, &o.server, NULL, "HOST:PORT", "the server to load"},
         MR_CLI_KEY_OPTION(&o.key_file),
+        MR_CLI_TLS_OPTIONS(&o.tls),
         {"requests", MR_CLI_COUNT, &o.requests, NULL, "N", "requests in all (default 100)"},
         {"concurrency", MR_CLI_COUNT, &o.concurrency, &o.has_concurrency, "C",
          "closed loop: so many at a time (default 8)"},

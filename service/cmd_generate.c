@@ -19,6 +19,7 @@ typedef struct generate_options {
     const char *server;
     uint64_t timeout_ms;  /* of --server */
     const char *key_file; /* of --server */
+    mr_client_tls tls;    /* of --server */
     bool chat;
     bool json;
     bool jsonl;
@@ -179,6 +180,7 @@ static int generate_there(const generate_options *options, mr_bytes prompt)
     }
     const mr_remote_ask ask = {.server = options->server,
                                .key = key,
+                               .tls = &options->tls,
                                .prompt = prompt,
                                .timeout_ms = options->timeout_ms,
                                .chat = options->chat,
@@ -269,8 +271,13 @@ static const char *find_conflict(const generate_options *o)
     if (o->server != NULL && (o->model.config_path != NULL || o->model.sets.count > 0)) {
         return "generate: --config and --set are settings of a model here; the server has its own";
     }
-    if (o->server == NULL && (o->timeout_ms > 0 || o->key_file != NULL)) {
-        return "generate: --timeout-ms and --api-key-file are for --server";
+    const bool tls = o->tls.ca != NULL || o->tls.certificate != NULL ||
+                     o->tls.private_key != NULL || o->tls.server_name != NULL;
+    if (o->server == NULL && (o->timeout_ms > 0 || o->key_file != NULL || tls)) {
+        return "generate: --timeout-ms, --api-key-file and --tls-… are for --server";
+    }
+    if (mr_client_tls_conflict(&o->tls) != NULL) {
+        return mr_client_tls_conflict(&o->tls);
     }
     if (o->jsonl && o->server != NULL) {
         return "generate: --jsonl runs a batch here: give --model PATH instead of --server";
@@ -315,6 +322,7 @@ int mr_cmd_generate(int argc, char **argv)
     const mr_cli_option options[] = {
         {"server", MR_CLI_TEXT, &o.server, NULL, "HOST:PORT", "generate on a server"},
         MR_CLI_KEY_OPTION(&o.key_file),
+        MR_CLI_TLS_OPTIONS(&o.tls),
         MR_CLI_MODEL_OPTIONS(&o.model),
         {"timeout-ms", MR_CLI_COUNT, &o.timeout_ms, NULL, "N",
          "with --server: give up after N ms (default: never)"},

@@ -56,13 +56,30 @@ static void log_configuration(const mr_runtime *runtime)
     mr_buffer_deinit(&text);
 }
 
-static void log_tenants(const mr_tenants *tenants)
+/* Who may call, and what nobody guards. */
+static void log_callers(const mr_config *config)
 {
-    if (tenants->count == 0) {
+    const mr_tenants *tenants = &config->tenants;
+    if (tenants->count > 0) {
+        mr_log(MR_LOG_INFO, "serve", "callers need credentials", "tenants=%" PRIu32,
+               tenants->count);
+    } else if (strcmp(config->tls_client_auth, "require") == 0) {
+        mr_log(MR_LOG_INFO, "serve",
+               "open to everybody with a certificate of tls.client_ca: no tenants are set", NULL);
+    } else {
         mr_log(MR_LOG_WARN, "serve", "open to everybody who reaches the port: no tenants are set",
                NULL);
-    } else {
-        mr_log(MR_LOG_INFO, "serve", "callers need a key", "tenants=%" PRIu32, tenants->count);
+    }
+    if (config->admin_enable && config->admins.count == 0) {
+        mr_log(MR_LOG_WARN, "serve",
+               "AdminService is open to everybody who reaches the port: no admin.callers are set",
+               NULL);
+    }
+    if (tenants->count > 0 && config->tls_certificate[0] == '\0') {
+        mr_log(MR_LOG_WARN, "serve",
+               "keys and texts travel in plaintext: set tls.certificate and tls.private_key, or "
+               "keep the port inside",
+               NULL);
     }
 }
 
@@ -122,6 +139,7 @@ static bool is_same(mr_config *now, const mr_config *before)
     bool same = true;
     for (int i = 0; i < 2; i++) {
         old[i].tenants.count = 0;
+        old[i].admins.count = 0;
         memcpy(old[i].log_level, before->log_level, sizeof(old[i].log_level));
         memcpy(old[i].log_format, before->log_format, sizeof(old[i].log_format));
         same = same && mr_config_format(&old[i], &texts[i]) == MR_OK;
@@ -134,12 +152,12 @@ static bool is_same(mr_config *now, const mr_config *before)
     return same;
 }
 
-static mr_status load_tenants(const shutdown_watch *watch, mr_config *config, mr_error *err)
+static mr_status load_callers(const shutdown_watch *watch, mr_config *config, mr_error *err)
 {
     MR_TRY(mr_cli_load_config(watch->model, config, err));
     const bool same = is_same(config, &watch->config);
     MR_TRY(mr_config_finish(config, err));
-    MR_TRY(mr_server_set_tenants(watch->server, &config->tenants, err));
+    MR_TRY(mr_server_set_callers(watch->server, &config->tenants, &config->admins, err));
     if (!same) {
         mr_log(MR_LOG_WARN, "serve",
                "other settings were changed too: they take effect with the next start", NULL);
@@ -147,15 +165,16 @@ static mr_status load_tenants(const shutdown_watch *watch, mr_config *config, mr
     return MR_OK;
 }
 
-/* Tenants with their keys and limits, and what is logged; for the calls that come. Under the mutex,
- * with a server. */
+/* Tenants with their credentials and limits, administrators, certificates, and what is logged; for
+ * the calls that come. Under the mutex, with a server. */
 static void reload(const shutdown_watch *watch)
 {
+    mr_server_reload_tls(watch->server);
     mr_error err = {0};
     mr_config *config = mr_calloc(1, sizeof(*config));
     if (config == NULL) {
         (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "out of memory");
-    } else if (load_tenants(watch, config, &err) == MR_OK) {
+    } else if (load_callers(watch, config, &err) == MR_OK) {
         mr_log(MR_LOG_INFO, "serve", "settings are reloaded", "tenants=%" PRIu32,
                config->tenants.count);
     }
@@ -264,7 +283,8 @@ static void set_loaded(shutdown_watch *watch)
 
 typedef struct addresses {
     const char *listen;
-    const char *metrics; /* NULL: no listener */
+    const char *metrics; /* NULL: no listener, as of the next */
+    const char *health;
 } addresses;
 
 /* Serves until a signal asks for the end. */
@@ -278,7 +298,7 @@ static int serve_runtime(shutdown_watch *watch, mr_runtime *runtime, const char 
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
     log_configuration(runtime);
-    log_tenants(&mr_runtime_config(runtime)->tenants);
+    log_callers(mr_runtime_config(runtime));
     mr_server_set_runtime(watch->server, runtime, *sharing);
     log_ready(runtime, listen, port, mr_clock_now(&clock) - started_ns);
     identify_model(runtime);
@@ -332,22 +352,55 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
     return status;
 }
 
-/* Both listeners are there before the model loads, which can take long. */
+static mr_tls_client_auth client_auth_of(const mr_config *config)
+{
+    if (strcmp(config->tls_client_auth, "none") == 0) {
+        return MR_TLS_CLIENT_NONE;
+    }
+    return strcmp(config->tls_client_auth, "require") == 0 ? MR_TLS_CLIENT_REQUIRE
+                                                           : MR_TLS_CLIENT_OPTIONAL;
+}
+
+static void print_address(const char *what, const char *address, int port)
+{
+    printf("%s on %.*s:%d\n", what, (int)mr_listen_host_bytes(address), address, port);
+}
+
+/* The listeners are there before the model loads, which can take long. */
 static mr_status start_listening(const addresses *where, const mr_config *config,
                                  mr_server **server, mr_metrics_http **http, mr_error *err)
 {
+    MR_TRY(mr_config_check_callers(config, err));
+    const mr_tls_options tls = {
+        .certificate = config->tls_certificate,
+        .private_key = config->tls_private_key,
+        .client_ca = config->tls_client_ca,
+        .client_auth = client_auth_of(config),
+        .reload_interval_ms = config->tls_reload_interval_ms,
+    };
     const mr_server_options options = {
         .listen = where->listen,
+        .health_listen = where->health,
+        .tls = config->tls_certificate[0] != '\0' ? &tls : NULL,
         .keepalive = {.time_ms = config->keepalive_time_ms,
                       .timeout_ms = config->keepalive_timeout_ms,
                       .min_ping_interval_ms = config->keepalive_min_ping_interval_ms,
                       .permit_without_calls = config->keepalive_permit_without_calls},
+        .limits = {.connections = config->limits_connections,
+                   .connection_calls = config->limits_connection_calls,
+                   .calls = config->limits_calls,
+                   .header_bytes = config->limits_header_bytes,
+                   .handshake_timeout_ms = config->limits_handshake_timeout_ms,
+                   .request_timeout_ms = config->limits_request_timeout_ms,
+                   .penalty_ms = config->limits_penalty_ms,
+                   .answer_timeout_ms = config->slow_reader_timeout_ms},
         .max_message_bytes = config->max_message_bytes,
         .reflection = config->reflection_enable,
         .admin = config->admin_enable,
         .tenants = &config->tenants,
         .drain = {.pre_stop_ms = config->drain_pre_stop_ms, .timeout_ms = config->drain_timeout_ms},
         .stall_timeout_ms = config->stall_timeout_ms,
+        .admins = &config->admins,
     };
     MR_TRY(mr_server_start(&options, server, err));
     if (where->metrics != NULL) {
@@ -359,11 +412,12 @@ static mr_status start_listening(const addresses *where, const mr_config *config
             return status;
         }
     }
-    printf("listening on %.*s:%d\n", (int)mr_listen_host_bytes(where->listen), where->listen,
-           mr_server_port(*server));
+    print_address("listening", where->listen, mr_server_port(*server));
     if (where->metrics != NULL) {
-        printf("metrics on %.*s:%d\n", (int)mr_listen_host_bytes(where->metrics), where->metrics,
-               mr_metrics_http_port(*http));
+        print_address("metrics", where->metrics, mr_metrics_http_port(*http));
+    }
+    if (where->health != NULL) {
+        print_address("health", where->health, mr_server_health_port(*server));
     }
     fflush(stdout);
     return MR_OK;
@@ -382,6 +436,8 @@ int mr_cmd_serve(int argc, char **argv)
          "where to serve (default " DEFAULT_LISTEN "); port 0 takes a free one"},
         {"metrics-listen", MR_CLI_TEXT, &where.metrics, NULL, "HOST:PORT",
          "where HTTP answers /metrics, /livez and /readyz (default: nowhere)"},
+        {"health-listen", MR_CLI_TEXT, &where.health, NULL, "HOST:PORT",
+         "where grpc.health.v1 alone answers, without TLS or keys (default: nowhere)"},
     };
     const mr_cli_command command = {
         .name = "serve",

@@ -194,9 +194,23 @@ static bool matches_variable(const char *key, const char *variable, size_t lengt
     return key[i] == '*' ? length > i : length == i;
 }
 
-/* A variable that only a slip tells from a key is refused; any other is somebody else's. */
+/* Of the group tls, unless Kubernetes set it for a service of that name. */
+static bool is_tls(const char *variable)
+{
+    return strncmp(variable, "TLS_", 4) == 0 && strncmp(variable, "TLS_SERVICE_", 12) != 0 &&
+           strncmp(variable, "TLS_PORT", 8) != 0;
+}
+
+/* A variable that only a slip tells from a key is refused; any other is somebody else's. Where one
+ * that is passed over would mean plaintext, none is. */
 static mr_status check_slip(const char *variable, size_t length, mr_error *err)
 {
+    if (is_tls(variable)) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "tls.certificate",
+                             "unknown configuration variable " ENV_PREFIX "%.*s; TLS is set by "
+                             "MILLRACE_TLS_CERTIFICATE and MILLRACE_TLS_PRIVATE_KEY",
+                             (int)length, variable);
+    }
     char name[NAME_BYTES];
     if (length >= sizeof(name)) {
         return MR_OK;
@@ -328,6 +342,7 @@ static mr_status check_redis(const mr_config *config, mr_error *err)
 
 mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
+    MR_TRY(mr_config_check_callers(config, err));
     MR_TRY(check_gpu(config, err));
     MR_TRY(check_redis(config, err));
     if ((config->block_size & (config->block_size - 1)) != 0) {
@@ -367,7 +382,7 @@ mr_status mr_config_format(const mr_config *config, mr_buffer *out)
 {
     for (size_t i = 0; i < KEY_COUNT; i++) {
         const mr_config_key *key = &keys[i];
-        char quoted[2 * sizeof(config->served_model_name) + 3];
+        char quoted[2 * sizeof(config->tls_certificate) + 3];
         MR_TRY(mr_buffer_printf(out, "%s%s=", i == 0 ? "" : " ", key->name));
         switch (key->kind) {
         case MR_KEY_TEXT:

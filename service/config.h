@@ -14,7 +14,7 @@
 #include "base/status.h"
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/dtype.h"
-#include "service/tenants.h"
+#include "service/callers.h"
 
 #include <stdbool.h>
 #include <stddef.h>
@@ -51,9 +51,22 @@ typedef struct mr_config {
     char cache_salt_secret[256]; /* "": a random one at every start */
     char log_level[8];           /* debug | info | warn | error */
     char log_format[8];          /* logfmt | json */
+    char tls_certificate[512];   /* path; "": plaintext, as of the key */
+    char tls_private_key[512];   /* path */
+    char tls_client_ca[512];     /* path */
+    char tls_client_auth[16];    /* none | optional | require */
+    uint32_t tls_reload_interval_ms;
     bool admin_enable;
+    mr_admins admins;
     bool reflection_enable;
     uint64_t max_message_bytes; /* 0: by max_seq_length */
+    uint32_t limits_connections;
+    uint32_t limits_connection_calls;
+    uint32_t limits_calls;
+    uint32_t limits_header_bytes;
+    uint32_t limits_handshake_timeout_ms;
+    uint32_t limits_request_timeout_ms;
+    uint32_t limits_penalty_ms;
     uint32_t keepalive_time_ms;
     uint32_t keepalive_timeout_ms;
     uint32_t keepalive_min_ping_interval_ms;
@@ -77,6 +90,10 @@ MR_MUST_USE mr_status mr_config_init(mr_config *config, mr_error *err);
 MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, mr_error *err);
 /* "KEY=VALUE", as given to --set. */
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);
+/* Whether a server with these settings knows who calls as they say: INVALID_ARGUMENT for half of a
+ * TLS configuration, credentials that nobody asks for, administrators without credentials. Changes
+ * nothing; to be asked before anything listens, and part of mr_config_finish. */
+MR_MUST_USE mr_status mr_config_check_callers(const mr_config *config, mr_error *err);
 /* Checks across keys and applies the profile; after all sources. */
 MR_MUST_USE mr_status mr_config_finish(mr_config *config, mr_error *err);
 /* Appends "key=value" of every key, separated by spaces: the effective configuration. A secret

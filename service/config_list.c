@@ -40,6 +40,9 @@ static const mr_config_key fields[] = {
 #define MR_CONFIG_ITEM_DIGESTS(name, type, field, count, meaning)                                  \
     MR_CONFIG_ROW(name, MR_KEY_DIGESTS, type, field, meaning, .text_default = "",                  \
                   .count_offset = offsetof(type, count))
+#define MR_CONFIG_ITEM_IDENTITIES(name, type, field, count, meaning)                               \
+    MR_CONFIG_ROW(name, MR_KEY_IDENTITIES, type, field, meaning, .text_default = "",               \
+                  .count_offset = offsetof(type, count))
 #include "service/config_keys.def"
 };
 
@@ -118,17 +121,19 @@ static mr_status fail_kind(const mr_config_key *field, const char *wanted, mr_er
                          wanted);
 }
 
-static mr_status read_digests(yaml_document_t *document, const yaml_node_t *node,
-                              const mr_config_key *field, void *item, mr_error *err)
+static mr_status read_values(yaml_document_t *document, const yaml_node_t *node,
+                             const mr_config_key *field, void *item, mr_error *err)
 {
     if (node == NULL || node->type != YAML_SEQUENCE_NODE) {
         return fail_kind(field, "a list", err);
     }
+    const bool is_digests = field->kind == MR_KEY_DIGESTS;
     const yaml_node_item_t *end = node->data.sequence.items.top;
     for (const yaml_node_item_t *at = node->data.sequence.items.start; at < end; at++) {
         const char *text = scalar_text(yaml_document_get_node(document, *at));
-        MR_TRY(text == NULL ? fail_kind(field, "a list of digests", err)
-                            : mr_config_value_set(item, field, text, err));
+        MR_TRY(text == NULL
+                   ? fail_kind(field, is_digests ? "a list of digests" : "a list of texts", err)
+                   : mr_config_value_set(item, field, text, err));
     }
     return MR_OK;
 }
@@ -151,8 +156,8 @@ static mr_status read_field(yaml_document_t *document, const yaml_node_pair_t *p
                              field->name);
     }
     *seen |= UINT64_C(1) << index;
-    if (field->kind == MR_KEY_DIGESTS) {
-        return read_digests(document, value, field, item, err);
+    if (mr_config_key_plural(field)) {
+        return read_values(document, value, field, item, err);
     }
     const char *text = scalar_text(value);
     return text == NULL ? fail_kind(field, "one value", err)
@@ -209,7 +214,8 @@ mr_status mr_config_list_read(mr_config *config, const char *key, yaml_document_
         }
         ++*count;
     }
-    return mr_tenants_check(&config->tenants, err);
+    MR_TRY(mr_tenants_check(&config->tenants, err));
+    return mr_admins_check(&config->admins, err);
 }
 
 static mr_status read_text(mr_config *config, const char *key, yaml_parser_t *parser, mr_error *err)

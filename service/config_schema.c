@@ -151,6 +151,14 @@ static json_t *array_schema(builder *b, json_t *items, size_t most)
     return schema;
 }
 
+static json_t *identity_schema(builder *b)
+{
+    json_t *schema = typed(b, "string");
+    put(b, schema, "minLength", json_integer(1));
+    put(b, schema, "maxLength", json_integer(MR_IDENTITY_MAX));
+    return schema;
+}
+
 /* Of one value; lists apart. */
 static json_t *value_schema(builder *b, const mr_config_key *key)
 {
@@ -163,6 +171,8 @@ static json_t *value_schema(builder *b, const mr_config_key *key)
         return choice_schema(b, key->choices);
     case MR_KEY_DIGESTS:
         return array_schema(b, pattern(b, DIGEST_PATTERN), key->size / MR_SHA256_BYTES);
+    case MR_KEY_IDENTITIES:
+        return array_schema(b, identity_schema(b), key->size / (MR_IDENTITY_MAX + 1));
     default:
         return text_schema(b, key);
     }
@@ -177,8 +187,7 @@ static void describe(builder *b, json_t *schema, const mr_config_key *key)
         key->kind == MR_KEY_NUMBER || key->kind == MR_KEY_BYTES || key->kind == MR_KEY_DECIMAL;
     if (is_number && !mr_config_key_automatic(key)) {
         put(b, schema, "default", bound(key, key->number_default));
-    } else if (about.initial[0] != '\0' && key->kind != MR_KEY_LIST &&
-               key->kind != MR_KEY_DIGESTS) {
+    } else if (about.initial[0] != '\0' && key->kind != MR_KEY_LIST && !mr_config_key_plural(key)) {
         put(b, schema, "default", json_string(about.initial));
     }
 }

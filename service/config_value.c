@@ -3,8 +3,10 @@
 
 #include "base/checked.h"
 #include "base/digits.h"
+#include "base/log.h"
 #include "base/sha256.h"
 #include "cache/redis_url.h"
+#include "service/credentials.h"
 #include "service/unsupported.h"
 
 #include <inttypes.h>
@@ -22,6 +24,11 @@ static bool is_number(mr_config_kind kind)
 static bool is_text(mr_config_kind kind)
 {
     return kind == MR_KEY_TEXT || kind == MR_KEY_SECRET;
+}
+
+bool mr_config_key_plural(const mr_config_key *key)
+{
+    return key->kind == MR_KEY_DIGESTS || key->kind == MR_KEY_IDENTITIES;
 }
 
 bool mr_config_key_automatic(const mr_config_key *key)
@@ -146,6 +153,8 @@ static void describe_bounds(const mr_config_key *key, char *out, size_t bytes)
         snprintf(out, bytes, "a list of mappings");
     } else if (key->kind == MR_KEY_DIGESTS) {
         snprintf(out, bytes, "SHA-256, 64 hex digits each");
+    } else if (key->kind == MR_KEY_IDENTITIES) {
+        snprintf(out, bytes, "a URI, a DNS name or CN=NAME each");
     } else if (key->choices[0] == '\0') {
         snprintf(out, bytes, "text");
     } else {
@@ -249,6 +258,31 @@ static mr_status add_digest(void *base, const mr_config_key *key, const char *va
     return MR_OK;
 }
 
+/* Adds one. */
+static mr_status add_identity(void *base, const mr_config_key *key, const char *value,
+                              mr_error *err)
+{
+    uint32_t *count = count_of(base, key);
+    const size_t most = key->size / (MR_IDENTITY_MAX + 1);
+    mr_status status = MR_OK;
+    if (*count >= most) {
+        status = mr_fail(err, MR_INVALID_ARGUMENT, "more than %zu entries", most);
+    } else {
+        status = mr_identity_check(value, err);
+    }
+    if (status != MR_OK) {
+        (void)mr_fail_context(err, "%s", key->name);
+        if (err != NULL) {
+            snprintf(err->field, sizeof(err->field), "%s", key->name);
+        }
+        return status;
+    }
+    char *place = (char *)base + key->offset + (size_t)*count * (MR_IDENTITY_MAX + 1);
+    memcpy(place, value, strlen(value) + 1);
+    ++*count;
+    return MR_OK;
+}
+
 static mr_status set_url(void *base, const mr_config_key *key, const char *value, mr_error *err)
 {
     mr_redis_url url;
@@ -281,6 +315,8 @@ mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *
         return set_decimal(base, key, value, err);
     case MR_KEY_DIGESTS:
         return add_digest(base, key, value, err);
+    case MR_KEY_IDENTITIES:
+        return add_identity(base, key, value, err);
     case MR_KEY_LIST:
         break;
     }
@@ -311,6 +347,20 @@ static mr_status format_digests(const void *base, const mr_config_key *key, mr_b
         char hex[2 * MR_SHA256_BYTES + 1];
         mr_sha256_hex((const uint8_t *)base + key->offset + (size_t)i * MR_SHA256_BYTES, hex);
         MR_TRY(mr_buffer_printf(out, "%s\"%s\"", i == 0 ? "" : ", ", hex));
+    }
+    return mr_buffer_append(out, "]", 1);
+}
+
+static mr_status format_identities(const void *base, const mr_config_key *key, mr_buffer *out)
+{
+    uint32_t count;
+    memcpy(&count, (const uint8_t *)base + key->count_offset, sizeof(count));
+    MR_TRY(mr_buffer_append(out, "[", 1));
+    for (uint32_t i = 0; i < count; i++) {
+        char quoted[2 * MR_IDENTITY_MAX + 3];
+        const char *text = (const char *)base + key->offset + (size_t)i * (MR_IDENTITY_MAX + 1);
+        MR_TRY(mr_buffer_printf(out, "%s%s", i == 0 ? "" : ", ",
+                                mr_log_quote(text, quoted, sizeof(quoted))));
     }
     return mr_buffer_append(out, "]", 1);
 }
@@ -371,6 +421,9 @@ mr_status mr_config_value_format(const void *base, const mr_config_key *key, mr_
     if (key->kind == MR_KEY_DIGESTS) {
         return format_digests(base, key, out);
     }
+    if (key->kind == MR_KEY_IDENTITIES) {
+        return format_identities(base, key, out);
+    }
     if (key->kind == MR_KEY_DECIMAL) {
         double number;
         memcpy(&number, place, sizeof(number));
@@ -390,10 +443,10 @@ bool mr_config_value_automatic(const void *base, const mr_config_key *key)
 void mr_config_key_describe(const mr_config_key *key, mr_config_about *out)
 {
     static const char *const types[] = {
-        [MR_KEY_TEXT] = "text",    [MR_KEY_FLAG] = "choice",   [MR_KEY_SECRET] = "text",
-        [MR_KEY_URL] = "text",     [MR_KEY_NUMBER] = "number", [MR_KEY_BYTES] = "size",
-        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",     [MR_KEY_DECIMAL] = "decimal",
-        [MR_KEY_DIGESTS] = "list",
+        [MR_KEY_TEXT] = "text",    [MR_KEY_FLAG] = "choice",     [MR_KEY_SECRET] = "text",
+        [MR_KEY_URL] = "text",     [MR_KEY_NUMBER] = "number",   [MR_KEY_BYTES] = "size",
+        [MR_KEY_FIXED] = "fixed",  [MR_KEY_LIST] = "list",       [MR_KEY_DECIMAL] = "decimal",
+        [MR_KEY_DIGESTS] = "list", [MR_KEY_IDENTITIES] = "list",
     };
     *out = (mr_config_about){.name = key->name, .meaning = key->meaning, .type = types[key->kind]};
     if (key->kind == MR_KEY_TEXT && key->choices[0] != '\0') {

@@ -19,7 +19,8 @@ typedef enum mr_config_kind {
     MR_KEY_FIXED,
     MR_KEY_LIST,
     MR_KEY_DECIMAL, /* double */
-    MR_KEY_DIGESTS, /* of entries of lists only */
+    MR_KEY_DIGESTS, /* of entries of lists only, as that below */
+    MR_KEY_IDENTITIES,
 } mr_config_kind;
 
 /* A row of service/config_keys.def. */
@@ -34,7 +35,7 @@ typedef struct mr_config_key {
     uint64_t low;
     uint64_t high;
     const char *meaning;
-    size_t count_offset; /* DIGESTS: of the number of entries, uint32_t */
+    size_t count_offset; /* DIGESTS, IDENTITIES: of the number of entries, uint32_t */
 } mr_config_key;
 
 /* Row `index` of the table; NULL: there is none. Lives as long as the program. */
@@ -59,6 +60,8 @@ const mr_config_key *mr_config_key_at(size_t index);
     MR_CONFIG_NUMBER_ROW(key, MR_KEY_DECIMAL, type, field, MR_CONFIG_MILLI(initial),               \
                          MR_CONFIG_MILLI(least), MR_CONFIG_MILLI(most), about)
 
+/* Whether the key is a list of values, not one. */
+bool mr_config_key_plural(const mr_config_key *key);
 /* Whether the key's default is automatic. */
 bool mr_config_key_automatic(const mr_config_key *key);
 /* Fills in all but the variable. */
@@ -69,7 +72,7 @@ void mr_config_key_describe(const mr_config_key *key, mr_config_about *out);
 /* Sets the default; `base` is zero. */
 void mr_config_value_init(void *base, const mr_config_key *key);
 /* INVALID_ARGUMENT names key, value and bounds, FAILED_PRECONDITION a value that is not built yet.
- * DIGESTS: adds an entry. */
+ * DIGESTS, IDENTITIES: adds an entry. */
 MR_MUST_USE mr_status mr_config_value_set(void *base, const mr_config_key *key, const char *value,
                                           mr_error *err);
 /* Of NUMBER and BYTES. */

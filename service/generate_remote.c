@@ -130,7 +130,7 @@ mr_status mr_generate_remote(const mr_remote_ask *ask, mr_result_fn news, void *
     const mr_client_call call = {
         .timeout_ms = ask->timeout_ms, .on_response = on_response, .ctx = &r};
     mr_client *client;
-    MR_TRY(mr_client_open(ask->server, ask->key, &client, err));
+    MR_TRY(mr_client_open(ask->server, ask->key, ask->tls, &client, err));
     mr_status status = mr_client_generate(client, &request, &call, err);
     mr_client_close(client);
     if (r.status != MR_OK) {

@@ -5,6 +5,7 @@
 
 #include "base/status.h"
 #include "model/tokenizer.h"
+#include "service/client.h"
 #include "service/generation.h"
 #include "service/result.h"
 
@@ -13,6 +14,7 @@
 typedef struct mr_remote_ask {
     const char *server; /* HOST:PORT */
     const char *key;    /* "": none */
+    const mr_client_tls *tls;
     mr_bytes prompt;
     uint64_t timeout_ms;                 /* deadline; 0: none */
     bool chat;                           /* the prompt is the user's message */

@@ -13,6 +13,7 @@
 #include "kernels/backend.h"
 #include "scheduler/engine.h"
 #include "service/sharing.h"
+#include "service/tls.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -78,6 +79,7 @@ typedef struct mr_metrics_view {
     mr_engine_stats engine;
     mr_exec_memory memory;
     mr_sharing_stats sharing;
+    mr_tls_stats tls;  /* zeros: plaintext */
     uint64_t now_ns;   /* the engine's clock */
     double busy_ratio; /* share of the time since an earlier look that steps took */
     double unix_s;

@@ -20,6 +20,7 @@
 #include "service/server.h"
 #include "service/tenant_table.h"
 #include "service/text_worker.h"
+#include "service/tls.h"
 
 #include <grpc/grpc.h>
 #include <pthread.h>
@@ -50,9 +51,17 @@ typedef struct mr_rpc_tag {
     mr_call *call; /* of the first five */
 } mr_rpc_tag;
 
+/* Where a method is served. */
+typedef enum mr_rpc_port {
+    MR_RPC_MAIN,
+    MR_RPC_PROBES, /* plaintext, nothing but grpc.health.v1, and open to everybody */
+    MR_RPC_PORTS,
+} mr_rpc_port;
+
 /* A method this build serves. Hooks run on the call's thread; NULL: nothing to do. */
 typedef struct mr_rpc_method {
     const char *path; /* NULL: any method without an entry of its own */
+    mr_rpc_port port;
     /* The call is new, its request is in `payload`. */
     void (*begin)(mr_call *call);
     /* A message is out, another may follow. Not once the status was given. */
@@ -80,8 +89,11 @@ extern const mr_rpc_method mr_rpc_get_load;
 extern const mr_rpc_method mr_rpc_reset_prefix_cache;
 extern const mr_rpc_method mr_rpc_drain;
 extern const mr_rpc_method mr_rpc_other;
+extern const mr_rpc_method mr_rpc_probe_check;
+extern const mr_rpc_method mr_rpc_probe_watch;
+extern const mr_rpc_method mr_rpc_probe_other;
 
-#define MR_RPC_METHODS 14
+#define MR_RPC_METHODS 17
 
 /* Clients take messages of 4 MiB unless told otherwise. */
 #define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
@@ -102,7 +114,8 @@ typedef struct mr_rpc_queue {
     mr_rpc_tag stop_tag;
 
     /* The thread's own. */
-    mr_call *calls; /* list of those alive */
+    mr_call *calls;      /* list of those alive */
+    uint64_t checked_ns; /* when they were looked through for those that take too long */
     uint32_t n_watchers;
     uint32_t missing[MR_RPC_METHODS]; /* calls that gRPC may not hand over yet, a method */
     uint32_t n_missing;               /* their sum */
@@ -113,8 +126,9 @@ typedef struct mr_rpc_queue {
 } mr_rpc_queue;
 
 struct mr_server {
-    grpc_server *grpc;
-    int port;
+    grpc_server *grpc[MR_RPC_PORTS]; /* own; that of probes may be NULL */
+    int port[MR_RPC_PORTS];
+    mr_tls *tls;                      /* owns; NULL: plaintext */
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
     uint32_t n_queues;          /* with a completion queue */
@@ -128,6 +142,7 @@ struct mr_server {
     mr_tenant_place tenants;    /* who may call */
     mr_sharing *sharing;        /* borrows; read it after `ready` only, as the limiter */
     mr_rate_limiter *limiter;   /* borrows, of `sharing` */
+    mr_server_limits limits;
     mr_metrics metrics;
     mr_text_worker texts;
     bool reflection; /* served */
@@ -143,6 +158,7 @@ struct mr_server {
     mr_flag down;     /* gRPC has no call left */
     mr_event news;    /* wakes the thread in mr_server_run */
     mr_rpc_tag down_tag;
+    uint32_t n_up; /* of `grpc`, not down yet; the first queue's thread counts */
     pthread_mutex_t drain_mutex;
     mr_drain drain; /* under the mutex */
     mr_server_drain_times drain_times;
@@ -162,6 +178,8 @@ struct mr_server {
 MR_MUST_USE mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err);
 /* What a generation ends with that a drain cuts off: UNAVAILABLE, with a retry time. */
 void mr_server_fail_cut_off(mr_error *err);
+/* No call comes any more; the first queue gets the tag once for each port that is. Once. */
+void mr_server_shut_down_ports(mr_server *server);
 /* Has every call looked at, soon. Any thread. */
 void mr_server_tick(mr_server *server);
 

@@ -70,6 +70,12 @@ const mr_rpc_method mr_rpc_health_check = {
     .begin = begin_check,
 };
 
+const mr_rpc_method mr_rpc_probe_check = {
+    .path = "/grpc.health.v1.Health/Check",
+    .port = MR_RPC_PROBES,
+    .begin = begin_check,
+};
+
 typedef struct watch {
     bool known;
     serving_status told; /* what the client knows */
@@ -143,4 +149,28 @@ const mr_rpc_method mr_rpc_health_watch = {
     .cancelled = look,
     .tick = look,
     .release = release_watch,
+};
+
+const mr_rpc_method mr_rpc_probe_watch = {
+    .path = "/grpc.health.v1.Health/Watch",
+    .port = MR_RPC_PROBES,
+    .begin = begin_watch,
+    .resume = look,
+    .cancelled = look,
+    .tick = look,
+    .release = release_watch,
+};
+
+static void begin_probe_other(mr_call *call)
+{
+    mr_error err;
+    (void)mr_fail(&err, MR_UNIMPLEMENTED,
+                  "this port is for probes and has nothing but grpc.health.v1.Health: use the "
+                  "server's own port");
+    mr_call_finish(call, NULL, &err);
+}
+
+const mr_rpc_method mr_rpc_probe_other = {
+    .port = MR_RPC_PROBES,
+    .begin = begin_probe_other,
 };

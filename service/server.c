@@ -6,6 +6,7 @@
 #include "base/log.h"
 #include "base/random.h"
 #include "service/call.h"
+#include "service/connections.h"
 #include "service/handoff.h"
 #include "service/limit_gate.h"
 #include "service/listen.h"
@@ -19,8 +20,6 @@
 #include <string.h>
 #include <time.h>
 
-/* Of one connection; more wait for those before them. Above the default queue and batch. */
-#define MAX_STREAMS 2048
 /* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
  * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
 /* A request's size limit where none is set (G2). Prompts of ids take up to five bytes a token, text
@@ -44,6 +43,8 @@ static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
     &mr_rpc_reflection,   &mr_rpc_reflection_alpha,
     &mr_rpc_get_load,     &mr_rpc_reset_prefix_cache,
     &mr_rpc_drain,        &mr_rpc_other,
+    &mr_rpc_probe_check,  &mr_rpc_probe_watch,
+    &mr_rpc_probe_other,
 };
 
 static const char *drain_reason(const mr_server *server)
@@ -106,6 +107,9 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
         .now_ns = mr_clock_now(&clock),
         .unix_s = (double)wall.tv_sec + (double)wall.tv_nsec / (double)MR_NS_PER_S,
     };
+    if (server->tls != NULL) {
+        mr_tls_stats_get(server->tls, &out->tls);
+    }
     if (!mr_flag_get(&server->ready)) {
         return;
     }
@@ -127,7 +131,7 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
 static void tick(mr_rpc_queue *queue)
 {
     for (mr_call *call = queue->calls; call != NULL; call = call->next) {
-        if (call->method->tick != NULL) {
+        if (call->method->tick != NULL && !call->awaiting) {
             call->method->tick(call);
         }
     }
@@ -163,8 +167,11 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
         queue->stopping = true;
         break;
     case MR_RPC_SERVER_DOWN:
-        mr_flag_set(&queue->server->down);
-        mr_event_set(&queue->server->news);
+        queue->server->n_up--;
+        if (queue->server->n_up == 0) {
+            mr_flag_set(&queue->server->down);
+            mr_event_set(&queue->server->news);
+        }
         break;
     }
 }
@@ -192,7 +199,7 @@ static void *queue_main(void *arg)
     mr_rpc_queue *queue = arg;
     for (;;) {
         gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
-        if (queue->n_watchers > 0 || queue->n_missing > 0) {
+        if (queue->calls != NULL || queue->n_missing > 0) {
             until = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
                                  gpr_time_from_millis(WATCH_INTERVAL_MS, GPR_TIMESPAN));
         }
@@ -206,6 +213,7 @@ static void *queue_main(void *arg)
             tick(queue);
         }
         expect_missing(queue);
+        mr_call_check_all(queue);
         if (queue->stopping && queue->calls == NULL && !queue->stopped) {
             queue->stopped = true;
             grpc_completion_queue_shutdown(queue->cq);
@@ -236,7 +244,10 @@ static void create_grpc(mr_server *server, const mr_server_options *options)
         const char *key;
         int value;
     } const settings[] = {
-        {GRPC_ARG_MAX_CONCURRENT_STREAMS, MAX_STREAMS},
+        /* More wait at the client for those before them. */
+        {GRPC_ARG_MAX_CONCURRENT_STREAMS, (int)options->limits.connection_calls},
+        {GRPC_ARG_MAX_METADATA_SIZE, (int)options->limits.header_bytes},
+        {GRPC_ARG_SERVER_HANDSHAKE_TIMEOUT_MS, (int)options->limits.handshake_timeout_ms},
         {GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH, (int)server->max_message_bytes},
         {GRPC_ARG_MAX_SEND_MESSAGE_LENGTH, -1},
         {GRPC_ARG_KEEPALIVE_TIME_MS, (int)keepalive->time_ms},
@@ -256,7 +267,10 @@ static void create_grpc(mr_server *server, const mr_server_options *options)
         args[i].value.integer = settings[i].value;
     }
     const grpc_channel_args channel_args = {.num_args = N_SETTINGS, .args = args};
-    server->grpc = grpc_server_create(&channel_args, NULL);
+    server->grpc[MR_RPC_MAIN] = grpc_server_create(&channel_args, NULL);
+    if (options->health_listen != NULL) {
+        server->grpc[MR_RPC_PROBES] = grpc_server_create(&channel_args, NULL);
+    }
 }
 
 static void create_queue(mr_server *server, mr_rpc_queue *queue)
@@ -267,26 +281,54 @@ static void create_queue(mr_server *server, mr_rpc_queue *queue)
     queue->tick_tag.event = MR_RPC_TICK;
     queue->stop_tag.event = MR_RPC_STOP;
     for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-        queue->missing[m] = EXPECTED_CALLS;
-        queue->n_missing += EXPECTED_CALLS;
+        if (server->grpc[methods[m]->port] != NULL) {
+            queue->missing[m] = EXPECTED_CALLS;
+            queue->n_missing += EXPECTED_CALLS;
+        }
     }
     mr_request_sink_init(queue);
     mr_limit_gate_init(queue);
     mr_text_worked_init(queue);
-    grpc_server_register_completion_queue(server->grpc, queue->cq, NULL);
+    for (size_t p = 0; p < MR_RPC_PORTS; p++) {
+        if (server->grpc[p] != NULL) {
+            grpc_server_register_completion_queue(server->grpc[p], queue->cq, NULL);
+        }
+    }
     server->n_queues++;
 }
 
-static mr_status bind_port(mr_server *server, const char *address, mr_error *err)
+static mr_status start_guard(const mr_server *server, mr_error *err)
+{
+    const mr_connection_limits limits = {.connections = server->limits.connections,
+                                         .connection_calls = server->limits.connection_calls,
+                                         .calls = server->limits.calls,
+                                         .message_bytes = server->max_message_bytes,
+                                         .penalty_ns = server->limits.penalty_ms * MR_NS_PER_MS};
+    return mr_connections_start(&limits, err);
+}
+
+static mr_status bind_port(mr_server *server, mr_rpc_port port, const char *address, mr_error *err)
 {
     MR_TRY(mr_listen_check(address, err));
-    grpc_server_credentials *plain = grpc_insecure_server_credentials_create();
-    server->port = grpc_server_add_http2_port(server->grpc, address, plain);
-    grpc_server_credentials_release(plain);
-    if (server->port == 0) {
+    const bool encrypted = port == MR_RPC_MAIN && server->tls != NULL;
+    grpc_server_credentials *credentials =
+        encrypted ? mr_tls_credentials(server->tls) : grpc_insecure_server_credentials_create();
+    server->port[port] = grpc_server_add_http2_port(server->grpc[port], address, credentials);
+    grpc_server_credentials_release(credentials);
+    if (server->port[port] == 0) {
         return mr_fail(err, MR_UNAVAILABLE,
                        "cannot listen on %s: gRPC could not bind it; see its warning above",
                        address);
+    }
+    return MR_OK;
+}
+
+static mr_status bind_ports(mr_server *server, const mr_server_options *options, mr_error *err)
+{
+    MR_TRY(bind_port(server, MR_RPC_MAIN, options->listen, err));
+    if (options->health_listen != NULL &&
+        bind_port(server, MR_RPC_PROBES, options->health_listen, err) != MR_OK) {
+        return mr_fail_context(err, "--health-listen");
     }
     return MR_OK;
 }
@@ -314,7 +356,13 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     mr_status begun =
         mr_random_fill(&server->boot, sizeof(server->boot), "the ids of requests", err);
     if (begun == MR_OK) {
-        begun = mr_tenant_place_init(&server->tenants, options->tenants, err);
+        begun = mr_tenant_place_init(&server->tenants, options->tenants, options->admins, err);
+    }
+    if (begun == MR_OK && options->tls != NULL) {
+        begun = mr_tls_create(options->tls, &server->tls, err);
+        if (begun != MR_OK) {
+            mr_tenant_place_deinit(&server->tenants);
+        }
     }
     if (begun != MR_OK) {
         free(server);
@@ -332,17 +380,23 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     server->admin = options->admin;
     server->down_tag.event = MR_RPC_SERVER_DOWN;
     server->max_message_auto = options->max_message_bytes == 0;
+    server->limits = options->limits;
     create_grpc(server, options);
+    server->n_up = options->health_listen != NULL ? 2 : 1;
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
         create_queue(server, &server->queues[i]);
     }
     for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-        if (methods[m]->path != NULL) {
-            server->registered[m] = grpc_server_register_method(
-                server->grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_READ_INITIAL_BYTE_BUFFER, 0);
+        grpc_server *grpc = server->grpc[methods[m]->port];
+        if (grpc != NULL && methods[m]->path != NULL) {
+            server->registered[m] =
+                grpc_server_register_method(grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         }
     }
-    mr_status status = bind_port(server, options->listen, err);
+    mr_status status = start_guard(server, err);
+    if (status == MR_OK) {
+        status = bind_ports(server, options, err);
+    }
     if (status == MR_OK) {
         status = start_threads(server, err);
     }
@@ -355,7 +409,12 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
         mr_server_destroy(server);
         return status;
     }
-    grpc_server_start(server->grpc);
+    for (size_t p = 0; p < MR_RPC_PORTS; p++) {
+        if (server->grpc[p] != NULL) {
+            mr_connections_guard(server->port[p]);
+            grpc_server_start(server->grpc[p]);
+        }
+    }
     mr_flag_set(&server->serving);
     mr_server_tick(server); /* the threads say which calls they expect */
     *out = server;
@@ -364,12 +423,25 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
 
 int mr_server_port(const mr_server *server)
 {
-    return server->port;
+    return server->port[MR_RPC_MAIN];
 }
 
-mr_status mr_server_set_tenants(mr_server *server, const mr_tenants *tenants, mr_error *err)
+int mr_server_health_port(const mr_server *server)
 {
-    return mr_tenant_place_replace(&server->tenants, tenants, err);
+    return server->port[MR_RPC_PROBES];
+}
+
+mr_status mr_server_set_callers(mr_server *server, const mr_tenants *tenants,
+                                const mr_admins *admins, mr_error *err)
+{
+    return mr_tenant_place_replace(&server->tenants, tenants, admins, err);
+}
+
+void mr_server_reload_tls(mr_server *server)
+{
+    if (server->tls != NULL) {
+        mr_tls_look(server->tls);
+    }
 }
 
 void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *sharing)
@@ -422,12 +494,16 @@ void mr_server_destroy(mr_server *server)
     mr_text_worker_stop(&server->texts);
     if (server->n_threads == 0) {
         /* Never ran; gRPC wants its shutdown all the same. */
-        grpc_server_shutdown_and_notify(server->grpc, server->queues[0].cq, &server->down_tag);
+        mr_server_shut_down_ports(server);
     }
     for (uint32_t i = server->n_threads; i < server->n_queues; i++) {
         drain_queue(&server->queues[i]);
     }
-    grpc_server_destroy(server->grpc);
+    for (size_t p = 0; p < MR_RPC_PORTS; p++) {
+        if (server->grpc[p] != NULL) {
+            grpc_server_destroy(server->grpc[p]);
+        }
+    }
     for (uint32_t i = 0; i < server->n_queues; i++) {
         mr_request_sink_deinit(&server->queues[i]);
         grpc_completion_queue_destroy(server->queues[i].cq);
@@ -437,5 +513,7 @@ void mr_server_destroy(mr_server *server)
     mr_event_deinit(&server->news);
     mr_tenant_place_deinit(&server->tenants);
     grpc_shutdown_blocking();
+    mr_connections_stop();
+    mr_tls_destroy(server->tls);
     free(server);
 }

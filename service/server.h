@@ -4,10 +4,11 @@
 #define MILLRACE_SERVICE_SERVER_H
 
 #include "base/status.h"
+#include "service/callers.h"
 #include "service/metrics.h"
 #include "service/runtime.h"
 #include "service/sharing.h"
-#include "service/tenants.h"
+#include "service/tls.h"
 
 #include <stdbool.h>
 
@@ -21,6 +22,19 @@ typedef struct mr_keepalive {
     bool permit_without_calls;     /* pings while there is no call, both ways */
 } mr_keepalive;
 
+/* Of what callers may open and send; see the configuration's limits. Times in ms, at most
+ * INT_MAX. */
+typedef struct mr_server_limits {
+    uint32_t connections;
+    uint32_t connection_calls;
+    uint32_t calls;
+    uint32_t header_bytes;
+    uint32_t handshake_timeout_ms;
+    uint32_t request_timeout_ms;
+    uint32_t penalty_ms;
+    uint32_t answer_timeout_ms; /* for an answer that the client does not take */
+} mr_server_limits;
+
 /* Of a drain, in ms. */
 typedef struct mr_server_drain_times {
     uint32_t pre_stop_ms; /* new requests are still served */
@@ -29,11 +43,16 @@ typedef struct mr_server_drain_times {
 
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
+    const char
+        *health_listen; /* the same for a plaintext port with grpc.health.v1 alone; or NULL */
+    const mr_tls_options *tls; /* NULL: plaintext */
     mr_keepalive keepalive;
+    mr_server_limits limits;
     uint64_t max_message_bytes; /* of a request; 0: 64 a token of max_seq_length, at least 16 MiB */
     bool reflection;            /* serves grpc.reflection */
     bool admin;                 /* serves AdminService */
-    const mr_tenants *tenants;  /* copied; checked */
+    const mr_tenants *tenants;  /* copied; checked, as the next */
+    const mr_admins *admins;    /* who may call AdminService; copied */
     mr_server_drain_times drain;
     uint32_t stall_timeout_ms; /* an engine that does not move for so long is not ready */
 } mr_server_options;
@@ -44,11 +63,15 @@ typedef struct mr_server_options {
 MR_MUST_USE mr_status mr_server_start(const mr_server_options *options, mr_server **out,
                                       mr_error *err);
 int mr_server_port(const mr_server *server);
+/* Of the health listener; 0: there is none. */
+int mr_server_health_port(const mr_server *server);
 /* Health becomes SERVING. Borrows both until mr_server_destroy. */
 void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *sharing);
-/* Other tenants, for the calls that come; see mr_tenant_place_replace. Any thread. */
-MR_MUST_USE mr_status mr_server_set_tenants(mr_server *server, const mr_tenants *tenants,
-                                            mr_error *err);
+/* Others may call from now on; see mr_tenant_place_replace. Any thread. */
+MR_MUST_USE mr_status mr_server_set_callers(mr_server *server, const mr_tenants *tenants,
+                                            const mr_admins *admins, mr_error *err);
+/* Looks at the files of certificates now. Any thread. */
+void mr_server_reload_tls(mr_server *server);
 
 /* Ways to ask for a drain; any thread. Health becomes NOT_SERVING at once, new requests are
  * refused (UNAVAILABLE, with a retry time) from the end of the pre-stop window on, and what runs

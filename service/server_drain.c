@@ -165,6 +165,25 @@ static void enter(mr_server *server, mr_drain_phase phase)
     }
 }
 
+void mr_server_shut_down_ports(mr_server *server)
+{
+    for (size_t p = 0; p < MR_RPC_PORTS; p++) {
+        if (server->grpc[p] != NULL) {
+            grpc_server_shutdown_and_notify(server->grpc[p], server->queues[0].cq,
+                                            &server->down_tag);
+        }
+    }
+}
+
+static void cancel_all_calls(mr_server *server)
+{
+    for (size_t p = 0; p < MR_RPC_PORTS; p++) {
+        if (server->grpc[p] != NULL) {
+            grpc_server_cancel_all_calls(server->grpc[p]);
+        }
+    }
+}
+
 /* Brings the server to where the drain is. A drain by request that is done, and then has to leave,
  * was in the phases that follow before. */
 static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
@@ -186,7 +205,7 @@ static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
     }
     if (settled && drain->leaves && !server->closing) {
         server->closing = true;
-        grpc_server_shutdown_and_notify(server->grpc, server->queues[0].cq, &server->down_tag);
+        mr_server_shut_down_ports(server);
     }
     if (moves) {
         mr_server_tick(server);
@@ -197,7 +216,7 @@ static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
 static bool close_down(mr_server *server)
 {
     if (!mr_flag_get(&server->down)) {
-        grpc_server_cancel_all_calls(server->grpc);
+        cancel_all_calls(server);
     }
     const uint64_t until_ns = mr_time_add(now(), LAST_NS);
     while (!mr_flag_get(&server->down) && mr_event_wait(&server->news, until_ns)) {

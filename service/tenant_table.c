@@ -23,7 +23,8 @@ void mr_tenant_table_unref(mr_tenant_table *table)
     }
 }
 
-mr_status mr_tenant_place_init(mr_tenant_place *place, const mr_tenants *tenants, mr_error *err)
+mr_status mr_tenant_place_init(mr_tenant_place *place, const mr_tenants *tenants,
+                               const mr_admins *admins, mr_error *err)
 {
     pthread_mutex_init(&place->mutex, NULL);
     place->table = new_table();
@@ -31,6 +32,7 @@ mr_status mr_tenant_place_init(mr_tenant_place *place, const mr_tenants *tenants
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the tenants");
     }
     place->table->tenants = *tenants;
+    place->table->admins = *admins;
     return MR_OK;
 }
 
@@ -59,6 +61,11 @@ static mr_tenant *find_name(mr_tenants *tenants, const char *name)
     return NULL;
 }
 
+static bool is_gone(const mr_tenant *tenant)
+{
+    return tenant->credentials.n_keys == 0 && tenant->credentials.n_identities == 0;
+}
+
 /* A place of its own, or that of a tenant that is gone; NULL: there is none. */
 static mr_tenant *find_place(mr_tenants *tenants)
 {
@@ -66,7 +73,7 @@ static mr_tenant *find_place(mr_tenants *tenants)
         return &tenants->items[tenants->count++];
     }
     for (uint32_t i = 0; i < tenants->count; i++) {
-        if (tenants->items[i].n_keys == 0) {
+        if (is_gone(&tenants->items[i])) {
             return &tenants->items[i];
         }
     }
@@ -77,7 +84,7 @@ static mr_tenant *find_place(mr_tenants *tenants)
 static mr_status merge(const mr_tenants *tenants, mr_tenants *into, mr_error *err)
 {
     for (uint32_t i = 0; i < into->count; i++) {
-        into->items[i].n_keys = 0;
+        into->items[i].credentials = (mr_credentials){0};
     }
     for (uint32_t i = 0; i < tenants->count; i++) {
         mr_tenant *place = find_name(into, tenants->items[i].name);
@@ -100,19 +107,34 @@ static mr_status merge(const mr_tenants *tenants, mr_tenants *into, mr_error *er
     return MR_OK;
 }
 
-mr_status mr_tenant_place_replace(mr_tenant_place *place, const mr_tenants *tenants, mr_error *err)
+/* What must not be lost by a reload: asking who calls. */
+static mr_status check_closed(const mr_tenant_table *old, const mr_tenants *tenants,
+                              const mr_admins *admins, mr_error *err)
+{
+    if (old->tenants.count > 0 && tenants->count == 0) {
+        return mr_fail(err, MR_FAILED_PRECONDITION,
+                       "no tenants are left, which would open the server to everybody: start it "
+                       "anew if that is meant");
+    }
+    if (old->admins.count > 0 && admins->count == 0) {
+        return mr_fail(err, MR_FAILED_PRECONDITION,
+                       "no administrators are left in admin.callers: start the server anew if that "
+                       "is meant");
+    }
+    return MR_OK;
+}
+
+mr_status mr_tenant_place_replace(mr_tenant_place *place, const mr_tenants *tenants,
+                                  const mr_admins *admins, mr_error *err)
 {
     mr_tenant_table *old = mr_tenant_place_get(place);
     mr_tenant_table *table = new_table();
-    mr_status status = MR_OK;
+    mr_status status = check_closed(old, tenants, admins, err);
     if (table == NULL) {
         status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the tenants");
-    } else if (old->tenants.count > 0 && tenants->count == 0) {
-        status = mr_fail(err, MR_FAILED_PRECONDITION,
-                         "no tenants are left, which would open the server to everybody: start it "
-                         "anew if that is meant");
-    } else {
+    } else if (status == MR_OK) {
         table->tenants = old->tenants;
+        table->admins = *admins;
         status = merge(tenants, &table->tenants, err);
     }
     if (status != MR_OK) {

@@ -1,23 +1,24 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The tenants in effect, which may change while calls run. A table is never changed: a new one
- * takes its place, and each call keeps the one that it began with.
+ * The tenants and administrators in effect, which may change while calls run. A table is never
+ * changed: a new one takes its place, and each call keeps the one that it began with.
  *
  * A tenant has the same index in every table, since the engine knows it by that. One that is gone
- * keeps its place, without keys, until the place is needed.
+ * keeps its place, without credentials, until the place is needed.
  */
 #ifndef MILLRACE_SERVICE_TENANT_TABLE_H
 #define MILLRACE_SERVICE_TENANT_TABLE_H
 
 #include "base/flag.h"
 #include "cache/rate_limiter.h"
-#include "service/tenants.h"
+#include "service/callers.h"
 
 #include <pthread.h>
 
 typedef struct mr_tenant_table {
     mr_refs refs;
     mr_tenants tenants;
+    mr_admins admins;
 } mr_tenant_table;
 
 /* The place of the table in effect. */
@@ -26,14 +27,14 @@ typedef struct mr_tenant_place {
     mr_tenant_table *table; /* one reference */
 } mr_tenant_place;
 
-/* Copies the tenants, which are checked. RESOURCE_EXHAUSTED when memory is short. */
+/* Copies both, which are checked. RESOURCE_EXHAUSTED when memory is short. */
 MR_MUST_USE mr_status mr_tenant_place_init(mr_tenant_place *place, const mr_tenants *tenants,
-                                           mr_error *err);
+                                           const mr_admins *admins, mr_error *err);
 void mr_tenant_place_deinit(mr_tenant_place *place);
 /* Puts others into effect for the calls that come. FAILED_PRECONDITION, and nothing changed, when
- * that would open a server that asks for keys, or places are short. Any thread. */
+ * that would open a server that asks who calls, or places are short. Any thread. */
 MR_MUST_USE mr_status mr_tenant_place_replace(mr_tenant_place *place, const mr_tenants *tenants,
-                                              mr_error *err);
+                                              const mr_admins *admins, mr_error *err);
 /* Gives a reference to the table in effect. Any thread. */
 mr_tenant_table *mr_tenant_place_get(mr_tenant_place *place);
 void mr_tenant_table_unref(mr_tenant_table *table);

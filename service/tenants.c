@@ -3,12 +3,8 @@
 
 #include "base/file_map.h"
 
-#include <stdbool.h>
 #include <stdlib.h>
 #include <string.h>
-#include <strings.h>
-
-#define SCHEME "Bearer "
 
 const mr_tenant mr_tenant_open = {
     .name = "default",
@@ -16,8 +12,7 @@ const mr_tenant mr_tenant_open = {
     .priority_max = MR_MAX_PRIORITY,
 };
 
-/* Names stand in logs, metrics and keys of a store. */
-static bool is_name(const char *name)
+bool mr_caller_name_valid(const char *name)
 {
     static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
                                   "0123456789._-";
@@ -32,7 +27,7 @@ static mr_status fail_tenant(const mr_tenant *tenant, mr_error *err, const char 
 
 static mr_status check_one(const mr_tenant *tenant, mr_error *err)
 {
-    if (!is_name(tenant->name)) {
+    if (!mr_caller_name_valid(tenant->name)) {
         return fail_tenant(tenant, err,
                            "its name must have 1 to 63 letters, digits, dots, dashes and "
                            "underscores");
@@ -42,10 +37,10 @@ static mr_status check_one(const mr_tenant *tenant, mr_error *err)
                            "metrics call those without a name of their own so; "
                            "choose another name");
     }
-    if (tenant->n_keys == 0) {
+    if (tenant->credentials.n_keys == 0 && tenant->credentials.n_identities == 0) {
         return fail_tenant(tenant, err,
-                           "it has no keys, so nobody could call as it: list the SHA-256 of its "
-                           "key in keys");
+                           "it has no keys and no identities, so nobody could call as it: list the "
+                           "SHA-256 of its key in keys");
     }
     if (tenant->burst_requests > 0 && !(tenant->requests_per_s > 0.0)) {
         return fail_tenant(tenant, err, "burst_requests cannot act without requests_per_s");
@@ -56,31 +51,17 @@ static mr_status check_one(const mr_tenant *tenant, mr_error *err)
     return MR_OK;
 }
 
-/* Whether a key of `b`, before its key number `n_keys`, is `key`. */
-static bool has_key(const mr_tenant *b, uint32_t n_keys, const uint8_t *key)
-{
-    for (uint32_t i = 0; i < n_keys; i++) {
-        if (memcmp(b->keys[i], key, MR_SHA256_BYTES) == 0) {
-            return true;
-        }
-    }
-    return false;
-}
-
 static mr_status check_pair(const mr_tenant *a, const mr_tenant *b, mr_error *err)
 {
     if (strcmp(a->name, b->name) == 0) {
         return fail_tenant(a, err, "two tenants have this name");
     }
-    for (uint32_t i = 0; i < a->n_keys; i++) {
-        if (has_key(b, b->n_keys, a->keys[i])) {
-            return mr_fail_field(err, MR_INVALID_ARGUMENT, "tenants",
-                                 "tenants \"%s\" and \"%s\" have a key in common: give each its "
-                                 "own",
-                                 b->name, a->name);
-        }
-    }
-    return MR_OK;
+    const char *common = mr_credentials_common(&a->credentials, &b->credentials);
+    return common == NULL ? MR_OK
+                          : mr_fail_field(err, MR_INVALID_ARGUMENT, "tenants",
+                                          "tenants \"%s\" and \"%s\" have %s %s in common: give "
+                                          "each its own",
+                                          b->name, a->name, common[0] == 'i' ? "an" : "a", common);
 }
 
 mr_status mr_tenants_check(const mr_tenants *tenants, mr_error *err)
@@ -88,10 +69,11 @@ mr_status mr_tenants_check(const mr_tenants *tenants, mr_error *err)
     for (uint32_t t = 0; t < tenants->count; t++) {
         const mr_tenant *tenant = &tenants->items[t];
         MR_TRY(check_one(tenant, err));
-        for (uint32_t i = 1; i < tenant->n_keys; i++) {
-            if (has_key(tenant, i, tenant->keys[i])) {
-                return fail_tenant(tenant, err, "a key is listed twice");
-            }
+        const char *repeated = mr_credentials_repeated(&tenant->credentials);
+        if (repeated != NULL) {
+            return fail_tenant(tenant, err,
+                               repeated[0] == 'i' ? "an identity is listed twice"
+                                                  : "a key is listed twice");
         }
         for (uint32_t b = 0; b < t; b++) {
             MR_TRY(check_pair(tenant, &tenants->items[b], err));
@@ -100,49 +82,15 @@ mr_status mr_tenants_check(const mr_tenants *tenants, mr_error *err)
     return MR_OK;
 }
 
-uint32_t mr_tenants_find(const mr_tenants *tenants, const char *key, size_t bytes)
+uint32_t mr_tenants_find(const mr_tenants *tenants, const uint8_t digest[MR_SHA256_BYTES])
 {
-    uint8_t digest[MR_SHA256_BYTES];
-    mr_sha256(key, bytes, digest);
     uint32_t found = tenants->count;
     for (uint32_t t = 0; t < tenants->count; t++) {
-        const mr_tenant *tenant = &tenants->items[t];
-        for (uint32_t i = 0; i < MR_TENANT_MAX_KEYS; i++) {
-            /* Also the empty places are compared; no digest equals all zeros but by 2^-256. */
-            const uint32_t hit =
-                (uint32_t)mr_sha256_equal(digest, tenant->keys[i]) & (uint32_t)(i < tenant->n_keys);
-            found = hit * t + (1 - hit) * found;
-        }
+        const uint32_t hit =
+            (uint32_t)mr_credentials_has_key(&tenants->items[t].credentials, digest);
+        found = hit * t + (1 - hit) * found;
     }
     return found;
-}
-
-mr_status mr_tenants_authenticate(const mr_tenants *tenants, const char *value, size_t bytes,
-                                  uint32_t *index, mr_error *err)
-{
-    const size_t scheme = sizeof(SCHEME) - 1;
-    *index = 0;
-    if (tenants->count == 0) {
-        return MR_OK;
-    }
-    if (value == NULL) {
-        return mr_fail(err, MR_UNAUTHENTICATED,
-                       "this server wants a key: send the metadata authorization: Bearer KEY");
-    }
-    /* RFC 7235 lets schemes be spelled in any case. */
-    if (bytes <= scheme || strncasecmp(value, SCHEME, scheme) != 0 ||
-        bytes - scheme > MR_API_KEY_MAX) {
-        return mr_fail(err, MR_UNAUTHENTICATED,
-                       "the metadata authorization must be: Bearer KEY, with a key of at most %u "
-                       "bytes, and be sent once",
-                       MR_API_KEY_MAX);
-    }
-    *index = mr_tenants_find(tenants, value + scheme, bytes - scheme);
-    if (*index == tenants->count) {
-        return mr_fail(err, MR_UNAUTHENTICATED,
-                       "the key in authorization is not known here; ask who runs this server");
-    }
-    return MR_OK;
 }
 
 const mr_tenant *mr_tenants_get(const mr_tenants *tenants, uint32_t index)

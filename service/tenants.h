@@ -1,29 +1,29 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Who may call, and with what share. A caller is told from others by its key; what is kept of a key
- * is its SHA-256, so neither the configuration nor memory holds one that would open the door.
+ * Who may generate, and with what share. A tenant is told from others by its credentials; what is
+ * kept of a key is its SHA-256, so neither the configuration nor memory holds one that would open
+ * the door.
  *
  * Without tenants the server is open: everybody is mr_tenant_open.
  */
 #ifndef MILLRACE_SERVICE_TENANTS_H
 #define MILLRACE_SERVICE_TENANTS_H
 
-#include "base/sha256.h"
 #include "base/status.h"
 #include "scheduler/request.h"
+#include "service/credentials.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
-#define MR_TENANT_MAX_KEYS  8
 #define MR_TENANT_NAME_MAX  63
 #define MR_API_KEY_MAX      1024 /* bytes */
 #define MR_API_KEY_VARIABLE "MILLRACE_API_KEY"
 
 typedef struct mr_tenant {
     char name[MR_TENANT_NAME_MAX + 1];
-    uint8_t keys[MR_TENANT_MAX_KEYS][MR_SHA256_BYTES]; /* [n_keys] SHA-256 of each key */
-    uint32_t n_keys;
+    mr_credentials credentials;
     uint32_t weight;       /* of its share, at least 1 */
     uint32_t priority_max; /* highest priority that its requests may have */
     double requests_per_s; /* 0: no limit, as in those below */
@@ -42,21 +42,19 @@ typedef struct mr_tenants {
 extern const mr_tenant mr_tenant_open;
 
 /* What no single field shows: INVALID_ARGUMENT for a name that is missing, twice there or badly
- * spelled, a tenant without keys, a key of two tenants, a burst without its rate. */
+ * spelled, a tenant without credentials, credentials of two tenants, a burst without its rate. */
 MR_MUST_USE mr_status mr_tenants_check(const mr_tenants *tenants, mr_error *err);
 
-/* The index of the tenant with this key; mr_tenants.count: there is none. Takes the same time
- * wherever the key stands and however much of it is right. Any thread. */
-uint32_t mr_tenants_find(const mr_tenants *tenants, const char *key, size_t bytes);
+/* The index of the tenant with a key of this SHA-256; mr_tenants.count: there is none. Takes the
+ * same time wherever the key stands. Any thread. */
+uint32_t mr_tenants_find(const mr_tenants *tenants, const uint8_t digest[MR_SHA256_BYTES]);
 
-/* Who sends `authorization: <value>`, by index: 0 for everybody where the server is open.
- * `value` is NULL when there is none. UNAUTHENTICATED, not quoting it, when it is missing, no
- * "Bearer KEY", or the key is unknown. Any thread. */
-MR_MUST_USE mr_status mr_tenants_authenticate(const mr_tenants *tenants, const char *value,
-                                              size_t bytes, uint32_t *index, mr_error *err);
-
-/* The tenant of an index that mr_tenants_authenticate gave; never NULL. */
+/* The tenant of an index, as mr_caller has it; never NULL. */
 const mr_tenant *mr_tenants_get(const mr_tenants *tenants, uint32_t index);
+
+/* True of a name of 1 to 63 letters, digits, dots, dashes and underscores: it stands in logs,
+ * metrics and keys of a store. */
+bool mr_caller_name_valid(const char *name);
 
 /* A key for a client: what the file holds, without white space at its end, or where there is no
  * file MILLRACE_API_KEY, or "". INVALID_ARGUMENT naming where it came from, not quoting it. */

@@ -3,6 +3,8 @@
 
 #include "base/log.h"
 
+#include <stdio.h>
+
 /* 0 where one of the two never came. */
 static double elapsed_ms(uint64_t from_ns, uint64_t to_ns)
 {
@@ -36,4 +38,28 @@ void mr_usage_log_refused(const mr_tenant *tenant, const mr_error *err)
     mr_log_folded(MR_LOG_INFO, "request", "refused", "tenant=%s status=%s field=%s",
                   tenant == NULL ? "\"\"" : tenant->name, mr_status_name(err->status),
                   mr_log_quote(err->field, field, sizeof(field)));
+}
+
+void mr_audit_log(const mr_audit *audit)
+{
+    char path[256];
+    char method[2 * sizeof(path) + 3];
+    char peer[2 * 128 + 3];
+    (void)snprintf(path, sizeof(path), "%.*s", (int)audit->method_bytes, audit->method);
+    (void)mr_log_quote(path, method, sizeof(method));
+    (void)mr_log_quote(audit->peer, peer, sizeof(peer));
+    const char *kind = audit->admin != NULL ? "admin" : "tenant";
+    const char *name = audit->admin != NULL ? audit->admin : audit->tenant;
+    if (name == NULL) {
+        kind = "unknown";
+        name = "\"\"";
+    }
+    if (audit->status == MR_UNAUTHENTICATED || audit->status == MR_PERMISSION_DENIED) {
+        mr_log_folded(MR_LOG_WARN, "audit", "admin call refused",
+                      "caller=%s name=%s method=%s status=%s peer=%s", kind, name, method,
+                      mr_status_name(audit->status), peer);
+        return;
+    }
+    mr_log_record("audit", "admin call", "caller=%s name=%s method=%s status=%s peer=%s", kind,
+                  name, method, mr_status_name(audit->status), peer);
 }

@@ -12,4 +12,18 @@ void mr_usage_log(const mr_request *request, const mr_tenant *tenant, const char
  * tenant: nobody knows whose it is. */
 void mr_usage_log_refused(const mr_tenant *tenant, const mr_error *err);
 
+/* The end of a call of an administrator's method. Texts are borrowed. */
+typedef struct mr_audit {
+    const char *method; /* path; from outside */
+    size_t method_bytes;
+    const char *peer;   /* address, as gRPC writes it */
+    const char *admin;  /* name of the administrator; NULL: it was none */
+    const char *tenant; /* name of the tenant; NULL: it was none */
+    mr_status status;
+} mr_audit;
+
+/* One line a call, whatever the level of the log; those of callers who may not are folded, or
+ * strangers could fill a disk. */
+void mr_audit_log(const mr_audit *audit);
+
 #endif

@@ -65,6 +65,16 @@ GRPC_ROUTE = kind(closed(
     ["parentRefs", "rules"], parentRefs=many(PARENT, high=32),
     hostnames=many({"type": "string"}, high=16), rules=many(closed(["backendRefs"], backendRefs=many(BACKEND)), high=16)))
 
+# The one way to trust or the other.
+TRUST = {"oneOf": [
+    closed(["hostname", "caCertificateRefs"], hostname=NAME, caCertificateRefs=many(
+        closed(["group", "kind", "name"], group={"const": ""}, kind={"const": "ConfigMap"}, name=NAME), high=8)),
+    closed(["hostname", "wellKnownCACertificates"], hostname=NAME, wellKnownCACertificates={"const": "System"}),
+]}
+BACKEND_TLS_POLICY = kind(closed(
+    ["targetRefs", "validation"], validation=TRUST, targetRefs=many(
+        closed(["group", "kind", "name"], group={"const": ""}, kind={"const": "Service"}, name=NAME), high=16)))
+
 INFERENCE_POOL = kind(closed(
     ["selector", "targetPorts", "endpointPickerRef"],
     selector=closed(["matchLabels"], matchLabels=STRINGS),
@@ -78,5 +88,6 @@ SCHEMAS = {
     ("monitoring.coreos.com/v1", "PrometheusRule"): PROMETHEUS_RULE,
     ("keda.sh/v1alpha1", "ScaledObject"): SCALED_OBJECT,
     ("gateway.networking.k8s.io/v1", "GRPCRoute"): GRPC_ROUTE,
+    ("gateway.networking.k8s.io/v1", "BackendTLSPolicy"): BACKEND_TLS_POLICY,
     ("inference.networking.k8s.io/v1", "InferencePool"): INFERENCE_POOL,
 }

@@ -208,15 +208,19 @@ def test_pods_roll_when_the_configuration_changes_and_only_then_N5():
 def test_defaults_leave_time_for_the_drain_N6():
     rendered = Rendered(PVC)
     before = rendered.server["lifecycle"]["preStop"]["sleep"]["seconds"]
-    assert rendered.pod["spec"]["terminationGracePeriodSeconds"] > before + 32
+    # Its own window of 2 s, 30 s for streams, 4 s to end.
+    assert rendered.pod["spec"]["terminationGracePeriodSeconds"] > before + 36
 
 
 @pytest.mark.parametrize("values, least", [
-    ({}, 43),
-    ({"shutdown": {"preStopSeconds": 0}}, 33),
-    ({"shutdown": {"preStopSeconds": 100}}, 133),
-    ({"lifecycle": {"preStop": {"sleep": {"seconds": 20}}}}, 53),
-    ({"lifecycle": {"preStop": {"exec": {"command": ["sleep", "7"]}}}, "shutdown": {"preStopSeconds": 7}}, 40),
+    ({}, 47),
+    ({"shutdown": {"preStopSeconds": 0}}, 37),
+    ({"shutdown": {"preStopSeconds": 100}}, 137),
+    ({"lifecycle": {"preStop": {"sleep": {"seconds": 20}}}}, 57),
+    ({"lifecycle": {"preStop": {"exec": {"command": ["sleep", "7"]}}}, "shutdown": {"preStopSeconds": 7}}, 44),
+    ({"config": {"drain": {"timeout_ms": 90001}}}, 108),
+    ({"config": {"drain": {"pre_stop_ms": 0, "timeout_ms": 0}}}, 15),
+    ({"config": {"drain": {"pre_stop_ms": 500, "timeout_ms": 500}}, "shutdown": {"preStopSeconds": 0}}, 6),
 ])
 def test_grace_must_be_longer_than_pre_stop_and_drain_N6(values, least):
     rendered = Rendered(PVC, values, {"terminationGracePeriodSeconds": least})
@@ -244,6 +248,96 @@ def test_start_budget_is_a_value_H2(budget, period, tries):
     assert server["startupProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
     assert server["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "metrics"}
     assert server["readinessProbe"]["httpGet"] == {"path": "/readyz", "port": "metrics"}
+
+
+def test_health_port_answers_the_probes_that_ask_for_readiness_G6():
+    rendered = Rendered(PVC, {"healthListener": {"enabled": True}})
+    server = rendered.server
+    assert server["args"][server["args"].index("--health-listen") + 1] == "0.0.0.0:8002"
+    assert {"name": "health", "containerPort": 8002, "protocol": "TCP"} in server["ports"]
+    assert server["startupProbe"]["grpc"] == server["readinessProbe"]["grpc"] == {"port": 8002}
+    assert server["livenessProbe"]["httpGet"] == {"path": "/livez", "port": "metrics"}
+    ingress = rendered.one("NetworkPolicy")["spec"]["ingress"]
+    assert [rule["ports"][0]["port"] for rule in ingress] == ["grpc", "metrics", "health"]
+    assert "--health-listen" not in Rendered(PVC).server["args"]
+
+
+# TLS.
+
+TLS = {"tls": {"secretName": "t"}}
+PEMS = {"MILLRACE_TLS_CERTIFICATE": "/etc/millrace-tls/tls.crt", "MILLRACE_TLS_PRIVATE_KEY": "/etc/millrace-tls/tls.key"}
+
+
+def tls_settings(*values):
+    return {name: entry["value"] for name, entry in settings(*values).items() if name.startswith("MILLRACE_TLS_")}
+
+
+def test_tls_comes_from_a_secret_mounted_as_a_folder_G6():
+    """As a folder, or a new certificate would never be seen; with the names that cert-manager gives."""
+    rendered = Rendered(PVC, TLS)
+    assert volume(rendered, "tls")["secret"] == {"secretName": "t", "defaultMode": 0o440}
+    mount, = [mount for mount in rendered.server["volumeMounts"] if mount["name"] == "tls"]
+    assert mount == {"name": "tls", "mountPath": "/etc/millrace-tls", "readOnly": True}
+    assert tls_settings(TLS) == PEMS and tls_settings() == {}
+    port, = rendered.one("Service", "millrace")["spec"]["ports"]
+    assert "appProtocol" not in port
+    assert "speaks TLS, and asks for no client certificate" in rendered.notes and "--tls-ca" in rendered.notes
+    assert "plaintext: keep them inside" in Rendered(PVC).notes
+
+
+def test_clients_certificates_are_of_the_same_secrets_ca_or_anothers_G6():
+    same = {"tls": {"clientAuth": "require"}}
+    assert tls_settings(TLS, same) == {**PEMS, "MILLRACE_TLS_CLIENT_CA": "/etc/millrace-tls/ca.crt",
+                                       "MILLRACE_TLS_CLIENT_AUTH": "require"}
+    other = {"tls": {"clientAuth": "optional", "clientCASecretName": "c"}}
+    assert tls_settings(TLS, other)["MILLRACE_TLS_CLIENT_CA"] == "/etc/millrace-client-ca/ca.crt"
+    rendered = Rendered(PVC, TLS, other)
+    assert volume(rendered, "client-ca")["secret"] == {"secretName": "c", "items": [{"key": "ca.crt", "path": "ca.crt"}]}
+    # Probes need no certificate: they are HTTP on the metrics port.
+    assert rendered.server["readinessProbe"]["httpGet"]["port"] == "metrics"
+
+
+def test_administrators_come_from_a_secret_G5():
+    env = settings({"adminSecret": {"name": "a"}})
+    assert env["MILLRACE_ADMIN_ENABLE"]["value"] == "true"
+    assert env["MILLRACE_ADMIN_CALLERS"]["valueFrom"] == {"secretKeyRef": {"name": "a", "key": "callers"}}
+    assert not [name for name in settings() if "ADMIN" in name]
+
+
+ROUTE = {"gateway": {"grpcRoute": {"enabled": True, "parentRefs": [{"name": "g"}]}}}
+POOL = {"gateway": {"inferencePool": {"enabled": True, "endpointPicker": {"name": "p"}}}}
+CHECKED = {"gateway": {"grpcRoute": {"backendTLS": {"hostname": "llm.example"}}}}
+
+
+def test_gateway_checks_the_servers_certificate():
+    rendered = Rendered(PVC, TLS, ROUTE, CHECKED)
+    spec = rendered.one("BackendTLSPolicy")["spec"]
+    assert spec["targetRefs"] == [{"group": "", "kind": "Service", "name": "demo-millrace"}]
+    assert spec["validation"] == {"hostname": "llm.example", "wellKnownCACertificates": "System"}
+    own = {"gateway": {"grpcRoute": {"backendTLS": {"caConfigMapName": "ca"}}}}
+    validation = Rendered(PVC, TLS, ROUTE, CHECKED, own).one("BackendTLSPolicy")["spec"]["validation"]
+    assert validation["caCertificateRefs"] == [{"group": "", "kind": "ConfigMap", "name": "ca"}]
+    assert Rendered(PVC, ROUTE).all("BackendTLSPolicy") == []
+
+
+@pytest.mark.parametrize("values, word", [
+    ([{"tls": {"clientAuth": "require"}}], "tls.secretName"),
+    ([{"tls": {"clientCASecretName": "c"}}], "tls.secretName"),
+    ([TLS, {"tls": {"clientCASecretName": "c"}}], "tls.clientCASecretName"),
+    ([TLS, {"tls": {"clientAuth": "maybe"}}], "clientAuth"),
+    ([TLS, {"config": {"tls": {"client_auth": "none"}}}], "config.tls.client_auth"),
+    ([TLS, POOL], "gateway.inferencePool"),
+    ([TLS, ROUTE], "backendTLS.hostname"),
+    ([ROUTE, CHECKED], "backendTLS cannot act"),
+    ([TLS, {"tls": {"clientAuth": "require"}}, ROUTE, CHECKED], "tls.clientAuth"),
+    ([{"adminSecret": {"name": "a"}, "config": {"admin": {"enable": True}}}], "adminSecret"),
+    ([{"tenantsSecret": {"name": "t"}, "config": {"admin": {"enable": True}}}], "config.admin.callers"),
+    ([TLS, {"tls": {"clientAuth": "optional"}, "config": {"admin": {"enable": "true"}}}], "config.admin.callers"),
+    ([{"networkPolicy": {"healthFrom": [{"podSelector": {}}]}}], "healthListener.enabled"),
+    ([{"ports": {"metrics": 8001}}], "two of them are the same"),
+])
+def test_tls_and_administrators_that_cannot_act_are_refused_G5_G6(values, word):
+    assert word in refusal(PVC, *values)
 
 
 # Redis.

@@ -62,9 +62,11 @@ def candidates(schema):
 
 
 # A number that is no bound of its own but a rule across bits or keys, and texts with a form of their own.
-OTHER_RULES = {("block_size",), ("gpu_memory_utilization",), ("redis", "url"), ("redis", "replica_id")}
+OTHER_RULES = {("block_size",), ("gpu_memory_utilization",), ("redis", "url"), ("redis", "replica_id"),
+               ("tls", "certificate"), ("tls", "private_key"), ("tls", "client_ca"), ("tls", "client_auth")}
 # What acts only beside another.
-BESIDE = {("random_seed",): "load_format: random\n"}
+BESIDE = {("random_seed",): "load_format: random\n",
+          ("tls", "reload_interval_ms"): "tls.certificate: a\ntls.private_key: b\n"}
 
 
 def nested(path, value):
@@ -128,8 +130,8 @@ def test_numbers_are_written_in_digits(tmp_path):
 
 
 def test_what_the_program_lacks_is_no_value():
-    for name, value in [("tls", {"certificate": "a"}), ("adapters", ["a"]), ("attention", {"sparse": True}),
-                        ("kv_cache_dtype", "fp8"), ("tensor_parallel_size", 2)]:
+    for name, value in [("adapters", ["a"]), ("attention", {"sparse": True}), ("kv_cache_dtype", "fp8"),
+                        ("tensor_parallel_size", 2)]:
         assert name in refusal(PVC, {"config": {name: value}})
 
 

@@ -11,6 +11,11 @@ def digest(key):
     return hashlib.sha256(key.encode()).hexdigest()
 
 
+ADMIN_KEY = "key-of-an-administrator"
+# The settings of a server with AdminService, and what a call of it then carries.
+ADMIN = ("admin.enable=true", f"admin.callers=[{{name: ops, keys: [{digest(ADMIN_KEY)}]}}]")
+
+
 class WithKey(grpc.UnaryUnaryClientInterceptor, grpc.UnaryStreamClientInterceptor):
     def __init__(self, key):
         self._metadata = bearer(key)

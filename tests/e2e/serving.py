@@ -21,8 +21,8 @@ CALL_S = 240
 class Server:
     """Starts at once; use as a context manager, or call stop(). `metrics`: whether, or at which address."""
 
-    def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, ready=True,
-                 config=None, env=None):
+    def __init__(self, binary, model, *settings, listen="127.0.0.1:0", metrics=False, health=False,
+                 ready=True, config=None, env=None):
         command = [str(binary), "serve", "--model", str(model), "--listen", listen]
         # Nobody has to be told to go elsewhere, but for tests that say otherwise.
         for setting in ("drain.pre_stop_ms=0", *settings):
@@ -31,6 +31,8 @@ class Server:
             command += ["--config", str(config)]
         if metrics:
             command += ["--metrics-listen", "127.0.0.1:0" if metrics is True else metrics]
+        if health:
+            command += ["--health-listen", "127.0.0.1:0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
                                         env={**os.environ, **(env or {})})
         self._log = []
@@ -40,6 +42,7 @@ class Server:
         assert line.startswith("listening on "), f"no address: {line!r}; {self.log_after_exit()}"
         self.address = line.split()[-1]
         self.metrics = self.process.stdout.readline().split()[-1] if metrics else None
+        self.probes = self.process.stdout.readline().split()[-1] if health else None
         self.channel = self.new_channel()
         self.stub = pb_grpc.InferenceServiceStub(self.channel)
         self.health = health_pb2_grpc.HealthStub(self.channel)

@@ -29,9 +29,7 @@ def _generate():
 pb, pb_grpc = _generate()
 
 
-def foreign_messages(*names):
-    """Classes by full name of the messages in files below api/foreign, in a pool of their own: the published
-    stubs have the same names."""
+def _foreign_files(*names):
     with tempfile.TemporaryDirectory() as scratch:
         out = pathlib.Path(scratch) / "set"
         well_known = pathlib.Path(grpc_tools.__file__).parent / "_proto"
@@ -43,4 +41,18 @@ def foreign_messages(*names):
     pool = descriptor_pool.DescriptorPool()
     for file in files.file:
         pool.Add(file)
+    return files, pool
+
+
+def foreign_messages(*names):
+    """Classes by full name of the messages in files below api/foreign, in a pool of their own: the published
+    stubs have the same names."""
+    files, pool = _foreign_files(*names)
     return message_factory.GetMessageClassesForFiles([file.name for file in files.file], pool)
+
+
+def foreign_methods(*names):
+    """Descriptors of the methods in files below api/foreign, by "package.Service/Method"."""
+    _, pool = _foreign_files(*names)
+    return {f"{service.full_name}/{method.name}": method for name in names
+            for service in pool.FindFileByName(name).services_by_name.values() for method in service.methods}

@@ -11,7 +11,7 @@ import time
 import grpc
 import pytest
 
-from keys import KeyServer, bearer, digest
+from keys import ADMIN, ADMIN_KEY, KeyServer, bearer, digest
 from metrics import Scrape
 from redis_process import Redis
 from serving import CALL_S, Answer, check_retry, failure, generate, greedy, unary
@@ -379,7 +379,7 @@ def test_claims_are_published_and_outdated_X5(millrace_bin, model_path):
     record = "millrace:1:replica:first"
     with Redis() as redis:
         with start(millrace_bin, model_path, f"redis.url={redis.url}", "redis.replica_id=first",
-                   "cache_salt_secret=a secret of a few bytes", "admin.enable=true", tenants(),
+                   "cache_salt_secret=a secret of a few bytes", *ADMIN, tenants(),
                    metrics=True) as server:
             def claims():
                 return claims_in(redis, "first")
@@ -391,7 +391,8 @@ def test_claims_are_published_and_outdated_X5(millrace_bin, model_path):
             assert set(claims().values()) == {redis.ask("HGET", record, "epoch")}
             assert 0 < int(redis.ask("PTTL", next(iter(claims())))) <= 600_000
             admin = pb_grpc.AdminServiceStub(server.channel)
-            assert admin.ResetPrefixCache(pb.ResetPrefixCacheRequest()).blocks_dropped > 0
+            assert admin.ResetPrefixCache(pb.ResetPrefixCacheRequest(),
+                                          metadata=bearer(ADMIN_KEY)).blocks_dropped > 0
             wait_until(lambda: redis.ask("HGET", record, "epoch") not in claims().values(), "the epoch is another")
             generate(server.stub, greedy(1, text=PROMPT * 40))
             wait_until(lambda: redis.ask("HGET", record, "epoch") in claims().values(), "blocks are claimed again")

@@ -25,7 +25,7 @@ millrace_rate_limit_decisions_total millrace_rate_limit_refusals_total millrace_
 millrace_redis_commands_total millrace_redis_errors_total millrace_redis_dropped_total
 millrace_claims_published_total
 millrace_preemptions_swapped_total millrace_swaps_resumed_total millrace_kv_host_copied_blocks_total
-millrace_kv_transfers_total millrace_drains_total millrace_drained_requests_total
+millrace_kv_transfers_total millrace_drains_total millrace_drained_requests_total millrace_tls_reloads_total
 vllm:num_preemptions_total vllm:prompt_tokens_total vllm:prompt_tokens_cached_total vllm:generation_tokens_total
 vllm:prefix_cache_queries_total vllm:prefix_cache_hits_total vllm:request_success_total
 vllm:corrupted_requests_total vllm:admission_rejections_total
@@ -36,6 +36,7 @@ millrace_memory_allocated_bytes millrace_kv_cache_reserved_bytes millrace_kv_cac
 millrace_kv_cache_cached_bytes millrace_kv_cache_blocks millrace_kv_cache_usage_ratio millrace_engine_busy_ratio
 millrace_engine_running_step_seconds millrace_engine_last_step_age_seconds process_resident_memory_bytes
 millrace_redis_connected millrace_redis_available millrace_draining millrace_stalled
+millrace_tls_certificate_not_after_timestamp_seconds
 millrace_kv_cache_bytes_per_token millrace_kv_host_blocks millrace_kv_transfers_unfinished
 vllm:num_requests_running vllm:num_requests_waiting vllm:kv_cache_usage_perc vllm:cache_config_info
 vllm:lora_requests_info
@@ -66,6 +67,7 @@ LABELS = {
     "millrace_kv_host_blocks": {"state"},
     "millrace_kv_host_copied_blocks_total": {"direction"},
     "millrace_kv_transfers_total": {"result"},
+    "millrace_tls_reloads_total": {"result"},
     "millrace_kv_transfers_unfinished": {"state"},
     "millrace_drains_total": {"by"},
     "millrace_drained_requests_total": {"how"},

@@ -9,7 +9,7 @@ import time
 
 import grpc
 
-from keys import KeyServer, bearer, digest
+from keys import ADMIN, ADMIN_KEY, KeyServer, bearer, digest
 from metrics import Scrape
 from serving import CALL_S, greedy
 from stubs import pb, pb_grpc
@@ -110,7 +110,7 @@ def settled_scrape(server):
 
 
 def test_soak_of_tenants_under_pressure_C1_I1(millrace_bin, model_path):
-    settings = ["max_seq_length=256", "max_batch_size=8", "kv_cache_dtype=bf16", "admin.enable=true",
+    settings = ["max_seq_length=256", "max_batch_size=8", "kv_cache_dtype=bf16", *ADMIN,
                 f"kv_cache_memory={(BLOCKS + 1) * BLOCK}", f"kv_host_memory={BLOCKS * BLOCK}", TENANTS]
     with KeyServer(KEYS["ada"], millrace_bin, model_path, *settings, metrics=True) as server:
         run(server, 0, WARM_UP)
@@ -134,7 +134,7 @@ def test_soak_of_tenants_under_pressure_C1_I1(millrace_bin, model_path):
         assert after.value("millrace_kv_host_blocks", state="swapped") == 0
         assert grown < DRIFT_KIB
         admin = pb_grpc.AdminServiceStub(server.channel)
-        admin.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=CALL_S)
+        admin.ResetPrefixCache(pb.ResetPrefixCacheRequest(), timeout=CALL_S, metadata=bearer(ADMIN_KEY))
         end = time.monotonic() + CALL_S
         while Scrape(server.metrics).value("millrace_kv_cache_blocks", state="free") != BLOCKS:
             assert time.monotonic() < end, "blocks are missing"

@@ -36,11 +36,11 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | replace "+" "_" }}
 {{- end -}}
 {{- end -}}
 
-{{/* What the program needs from SIGTERM to its end: its own window, the drain, and 2 s for last words. */}}
+{{/* What the program needs from SIGTERM to its end: its own window, the drain, and 4 s for last words and to end. */}}
 {{- define "millrace.drainSeconds" -}}
 {{- $drain := dig "drain" dict .Values.config -}}
-{{- $ms := add (int (dig "pre_stop_ms" 0 $drain)) (int (dig "timeout_ms" 30000 $drain)) -}}
-{{- add (ceil (divf $ms 1000)) 2 -}}
+{{- $ms := add (int (dig "pre_stop_ms" 2000 $drain)) (int (dig "timeout_ms" 30000 $drain)) -}}
+{{- add (ceil (divf $ms 1000)) 4 -}}
 {{- end -}}
 
 {{- define "millrace.preStopSeconds" -}}
@@ -89,6 +89,21 @@ redis://{{ $user }}{{ .host }}:{{ int .port }}/{{ int .database }}
 {{- end }}
 {{- end -}}
 
+{{- define "millrace.tlsEnv" -}}
+{{- if .Values.tls.secretName }}
+- name: MILLRACE_TLS_CERTIFICATE
+  value: /etc/millrace-tls/tls.crt
+- name: MILLRACE_TLS_PRIVATE_KEY
+  value: /etc/millrace-tls/tls.key
+{{- if ne .Values.tls.clientAuth "none" }}
+- name: MILLRACE_TLS_CLIENT_CA
+  value: {{ ternary "/etc/millrace-client-ca/ca.crt" "/etc/millrace-tls/ca.crt" (ne .Values.tls.clientCASecretName "") }}
+- name: MILLRACE_TLS_CLIENT_AUTH
+  value: {{ .Values.tls.clientAuth }}
+{{- end }}
+{{- end }}
+{{- end -}}
+
 {{/* With a GPU the program must not fall back to the CPU, as it would by itself. */}}
 {{- define "millrace.env" -}}
 {{- include "millrace.redisEnv" . }}
@@ -99,6 +114,12 @@ redis://{{ $user }}{{ .host }}:{{ int .port }}/{{ int .database }}
 {{- with .Values.tenantsSecret }}{{ if .name }}
 {{ include "millrace.secretEnv" (dict "name" "MILLRACE_TENANTS" "secret" .) }}
 {{- end }}{{ end }}
+{{- with .Values.adminSecret }}{{ if .name }}
+- name: MILLRACE_ADMIN_ENABLE
+  value: "true"
+{{ include "millrace.secretEnv" (dict "name" "MILLRACE_ADMIN_CALLERS" "secret" .) }}
+{{- end }}{{ end }}
+{{- include "millrace.tlsEnv" . }}
 {{- with .Values.cacheSaltSecret }}{{ if .name }}
 {{ include "millrace.secretEnv" (dict "name" "MILLRACE_CACHE_SALT_SECRET" "secret" .) }}
 {{- end }}{{ end }}
@@ -124,6 +145,16 @@ redis://{{ $user }}{{ .host }}:{{ int .port }}/{{ int .database }}
 {{- $constraints = append $constraints (merge (deepCopy .) (dict "labelSelector" $selector)) -}}
 {{- end -}}
 {{- toYaml $constraints -}}
+{{- end -}}
+
+{{/* Ready: by the health port where there is one. Alive: by HTTP, since a server that loads does not serve yet. */}}
+{{- define "millrace.readyProbe" -}}
+{{- if .root.Values.healthListener.enabled -}}
+grpc: {port: {{ int .root.Values.ports.health }}}
+{{ toYaml .with }}
+{{- else -}}
+{{- include "millrace.probe" (dict "path" "/readyz" "with" .with) -}}
+{{- end -}}
 {{- end -}}
 
 {{- define "millrace.probe" -}}

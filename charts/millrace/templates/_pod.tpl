@@ -11,6 +11,10 @@
     - {{ printf "%s:%d" .Values.listenHost (int .Values.ports.grpc) | quote }}
     - --metrics-listen
     - {{ printf "%s:%d" .Values.listenHost (int .Values.ports.metrics) | quote }}
+    {{- if .Values.healthListener.enabled }}
+    - --health-listen
+    - {{ printf "%s:%d" .Values.listenHost (int .Values.ports.health) | quote }}
+    {{- end }}
     - --config
     - /etc/millrace/{{ ternary .Values.configSecret.key "millrace.yaml" (ne .Values.configSecret.name "") }}
   {{- with include "millrace.env" . | trim }}
@@ -20,15 +24,18 @@
   ports:
     - {name: grpc, containerPort: {{ int .Values.ports.grpc }}, protocol: TCP}
     - {name: metrics, containerPort: {{ int .Values.ports.metrics }}, protocol: TCP}
+    {{- if .Values.healthListener.enabled }}
+    - {name: health, containerPort: {{ int .Values.ports.health }}, protocol: TCP}
+    {{- end }}
   {{- with .Values.probes }}
   # Ready once the model is loaded: until then, and no longer than the budget, the other two wait.
   startupProbe:
     {{- $tries := ceil (divf .startBudgetSeconds .startup.periodSeconds) | int }}
-    {{- include "millrace.probe" (dict "path" "/readyz" "with" (merge (dict "failureThreshold" $tries) .startup)) | nindent 4 }}
+    {{- include "millrace.readyProbe" (dict "root" $ "with" (merge (dict "failureThreshold" $tries) .startup)) | nindent 4 }}
   livenessProbe:
     {{- include "millrace.probe" (dict "path" "/livez" "with" .liveness) | nindent 4 }}
   readinessProbe:
-    {{- include "millrace.probe" (dict "path" "/readyz" "with" .readiness) | nindent 4 }}
+    {{- include "millrace.readyProbe" (dict "root" $ "with" .readiness) | nindent 4 }}
   {{- end }}
   {{- $lifecycle := deepCopy .Values.lifecycle }}
   {{- if and (not (hasKey $lifecycle "preStop")) (gt (int .Values.shutdown.preStopSeconds) 0) }}
@@ -50,6 +57,12 @@
       {{- if and (eq .Values.model.source "pvc") .Values.model.pvc.subPath }}
       subPath: {{ .Values.model.pvc.subPath | quote }}
       {{- end }}
+    {{- if .Values.tls.secretName }}
+    - {name: tls, mountPath: /etc/millrace-tls, readOnly: true}
+    {{- end }}
+    {{- if .Values.tls.clientCASecretName }}
+    - {name: client-ca, mountPath: /etc/millrace-client-ca, readOnly: true}
+    {{- end }}
     - {name: scratch, mountPath: /tmp}
     - {name: shm, mountPath: /dev/shm}
     {{- if eq .Values.redis.mode "sidecar" }}
@@ -157,6 +170,16 @@
   emptyDir: {{ ternary (dict "sizeLimit" .init.sizeLimit) dict (ne .init.sizeLimit "") | toJson }}
   {{- end }}
   {{- end }}
+{{- with .Values.tls }}
+{{- if .secretName }}
+- name: tls
+  secret: {secretName: {{ .secretName }}, defaultMode: 0440}
+{{- end }}
+{{- if .clientCASecretName }}
+- name: client-ca
+  secret: {secretName: {{ .clientCASecretName }}, items: [{key: ca.crt, path: ca.crt}]}
+{{- end }}
+{{- end }}
 - name: scratch
   emptyDir: {sizeLimit: {{ .Values.scratch.sizeLimit }}}
 - name: shm

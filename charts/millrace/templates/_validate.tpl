@@ -4,6 +4,9 @@
 {{- include "millrace.validateModel" . -}}
 {{- include "millrace.validateShutdown" . -}}
 {{- include "millrace.validateConfig" . -}}
+{{- include "millrace.validateTls" . -}}
+{{- include "millrace.validateAdmin" . -}}
+{{- include "millrace.validatePorts" . -}}
 {{- include "millrace.validateRedis" . -}}
 {{- include "millrace.validateGpu" . -}}
 {{- include "millrace.validateScaling" . -}}
@@ -46,6 +49,52 @@
 {{- $caching := dig "enable_prefix_caching" true .Values.config | toString -}}
 {{- if and .Values.cacheSaltSecret.name (eq $caching "false") -}}
 {{- fail "cacheSaltSecret cannot act: config.enable_prefix_caching is false" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millrace.validateTls" -}}
+{{- $tls := .Values.tls -}}
+{{- $config := dig "tls" dict .Values.config -}}
+{{- if and (not $tls.secretName) (or (ne $tls.clientAuth "none") $tls.clientCASecretName) -}}
+{{- fail "tls.clientAuth and tls.clientCASecretName cannot act without TLS: name the Secret of the server's certificate in tls.secretName" -}}
+{{- end -}}
+{{- if and $tls.clientCASecretName (eq $tls.clientAuth "none") -}}
+{{- fail "tls.clientCASecretName cannot act: tls.clientAuth is none" -}}
+{{- end -}}
+{{- range list "certificate" "private_key" "client_ca" "client_auth" -}}
+{{- if and $tls.secretName (hasKey $config .) -}}
+{{- fail (printf "config.tls.%s cannot act beside tls.secretName: leave out the one or the other" .) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millrace.encrypted" -}}
+{{- if or .Values.tls.secretName (dig "tls" "certificate" "" .Values.config) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Whether callers are told from each other, as far as the values say. */}}
+{{- define "millrace.validateAdmin" -}}
+{{- $admin := dig "admin" dict .Values.config -}}
+{{- $on := eq (dig "enable" false $admin | toString) "true" -}}
+{{- $known := or .Values.tenantsSecret.name .Values.config.tenants (ne .Values.tls.clientAuth "none") -}}
+{{- if and .Values.adminSecret.name (or (hasKey $admin "callers") (hasKey $admin "enable")) -}}
+{{- fail "config.admin.enable and config.admin.callers cannot act beside adminSecret: leave out the one or the other" -}}
+{{- end -}}
+{{- if and $on $known (not $admin.callers) -}}
+{{- fail "config.admin.enable wants administrators where there are tenants or client certificates: give adminSecret in its place, or config.admin.callers" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "millrace.validatePorts" -}}
+{{- $ports := list .Values.ports.grpc .Values.ports.metrics -}}
+{{- if .Values.healthListener.enabled -}}
+{{- $ports = append $ports .Values.ports.health -}}
+{{- end -}}
+{{- if ne (len $ports) (len (uniq $ports)) -}}
+{{- fail "ports: two of them are the same" -}}
+{{- end -}}
+{{- if and .Values.networkPolicy.healthFrom (not .Values.healthListener.enabled) -}}
+{{- fail "networkPolicy.healthFrom cannot act: healthListener.enabled is false" -}}
 {{- end -}}
 {{- end -}}
 
@@ -105,5 +154,20 @@
 {{- end -}}
 {{- if and $route.enabled (eq $route.backend "inferencePool") (not $pool.enabled) -}}
 {{- fail "gateway.grpcRoute.backend is inferencePool: set gateway.inferencePool.enabled too" -}}
+{{- end -}}
+{{- if and $pool.enabled (include "millrace.encrypted" .) -}}
+{{- fail "gateway.inferencePool cannot act with TLS: gateways speak plaintext to the pods of a pool. Leave out tls.secretName, and let a mesh encrypt" -}}
+{{- end -}}
+{{- if and $route.backendTLS.hostname (not (and $route.enabled (include "millrace.encrypted" .))) -}}
+{{- fail "gateway.grpcRoute.backendTLS cannot act without gateway.grpcRoute.enabled and tls.secretName" -}}
+{{- end -}}
+{{- if and $route.backendTLS.caConfigMapName (not $route.backendTLS.hostname) -}}
+{{- fail "gateway.grpcRoute.backendTLS.caConfigMapName cannot act alone: give a name in the certificate in gateway.grpcRoute.backendTLS.hostname" -}}
+{{- end -}}
+{{- if and $route.enabled (include "millrace.encrypted" .) (not $route.backendTLS.hostname) -}}
+{{- fail "gateway.grpcRoute is enabled and the server speaks TLS: give a name in its certificate in gateway.grpcRoute.backendTLS.hostname" -}}
+{{- end -}}
+{{- if and $route.enabled (eq .Values.tls.clientAuth "require") -}}
+{{- fail "gateway.grpcRoute cannot act with tls.clientAuth require: a gateway shows no certificate by this chart. Set tls.clientAuth to optional, or let clients reach the Service" -}}
 {{- end -}}
 {{- end -}}

@@ -197,10 +197,10 @@ static void test_config_tenants(void **state)
     assert_int_equal(config.tenants.count, 2);
     const mr_tenant *a = &config.tenants.items[0];
     assert_string_equal(a->name, "a");
-    assert_int_equal(a->n_keys, 2);
-    assert_int_equal(a->keys[0][0], 0xba);
-    assert_int_equal(a->keys[0][31], 0xad);
-    assert_int_equal(a->keys[1][31], 0xaa);
+    assert_int_equal(a->credentials.n_keys, 2);
+    assert_int_equal(a->credentials.keys[0][0], 0xba);
+    assert_int_equal(a->credentials.keys[0][31], 0xad);
+    assert_int_equal(a->credentials.keys[1][31], 0xaa);
     assert_int_equal(a->weight, 3);
     assert_int_equal(a->priority_max, 0);
     assert_int_equal(config.tenants.items[1].weight, 1);
@@ -210,7 +210,7 @@ static void test_config_tenants(void **state)
     set_ok(&config, "tenants=[{\"name\": \"c\", \"keys\": [\"" DIGEST_B "\"]}]");
     assert_int_equal(config.tenants.count, 1);
     assert_string_equal(config.tenants.items[0].name, "c");
-    assert_int_equal(config.tenants.items[0].n_keys, 1);
+    assert_int_equal(config.tenants.items[0].credentials.n_keys, 1);
     setenv("MILLRACE_TENANTS", "[{name: d, keys: [" DIGEST_C "]}]", 1);
     config = fresh();
     unsetenv("MILLRACE_TENANTS");
@@ -476,9 +476,9 @@ static void test_config_file_errors_name_line_and_key(void **state)
     load_refused("{[a]: 1}\n", MR_INVALID_ARGUMENT, "line 1", "no name of a setting");
     load_refused("threads: 1\n\tcompute: f32\n", MR_INVALID_ARGUMENT, "line 2", "not YAML");
     load_refused("threads: 1\n---\nthreads: 2\n", MR_INVALID_ARGUMENT, "c.yaml", "more than one");
-    load_refused("tls: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n", MR_INVALID_ARGUMENT,
-                 "line 1", "nested too deeply");
-    load_refused("tls: &a {b: *a}\n", MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
+    load_refused("kv_transfer: {b: {c: {d: {e: {f: {g: {h: {i: {j: 1}}}}}}}}}\n",
+                 MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
+    load_refused("kv_transfer: &a {b: *a}\n", MR_INVALID_ARGUMENT, "line 1", "nested too deeply");
     load_refused("threads: 1\nkv_cach: {}\n", MR_INVALID_ARGUMENT, "line 2",
                  "unknown configuration key kv_cach");
     load_refused("log: {formats: {}}\n", MR_INVALID_ARGUMENT, "line 1", "did you mean log.format?");
@@ -494,7 +494,7 @@ static void test_config_file_errors_name_line_and_key(void **state)
 static void test_config_file_aliases_are_bounded(void **state)
 {
     (void)state;
-    char text[2048] = "tls:\n  a0: &a0 {}\n";
+    char text[2048] = "kv_transfer:\n  a0: &a0 {}\n";
     size_t length = strlen(text);
     for (int level = 1; level <= 6; level++) {
         length +=
@@ -505,11 +505,104 @@ static void test_config_file_aliases_are_bounded(void **state)
         }
         length += (size_t)snprintf(text + length, sizeof(text) - length, "}\n");
     }
-    load_refused(text, MR_INVALID_ARGUMENT, "tls", "too long");
+    load_refused(text, MR_INVALID_ARGUMENT, "kv_transfer", "too long");
 
     mr_config config = fresh();
     mr_error err = {0};
-    assert_int_equal(load_text(&config, "tls: {}\nlog: {}\nadapters: []\n", &err), MR_OK);
+    assert_int_equal(load_text(&config, "kv_transfer: {}\nlog: {}\nadapters: []\n", &err), MR_OK);
+}
+
+/* Settings of a set, as --set has them; the error of the check across keys. */
+static void callers_refused(const char *const *settings, const char *field, const char *says)
+{
+    mr_config config = fresh();
+    mr_error err = {0};
+    for (; *settings != NULL; settings++) {
+        set_ok(&config, *settings);
+    }
+    assert_int_equal(mr_config_check_callers(&config, &err), MR_INVALID_ARGUMENT);
+    assert_string_equal(err.field, field);
+    assert_says(&err, says);
+    assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+}
+
+#define SET(...)     ((const char *const[]){__VA_ARGS__, NULL})
+#define CERTIFICATE  "tls.certificate=a.crt", "tls.private_key=a.key"
+#define TENANT       "tenants=[{name: a, keys: [" DIGEST_A "]}]"
+#define NAMED_TENANT "tenants=[{name: a, identities: [spiffe://x/a]}]"
+
+static void test_config_half_of_tls_is_refused_G6(void **state)
+{
+    (void)state;
+    callers_refused(SET("tls.certificate=a.crt"), "tls.private_key", "TLS takes both");
+    callers_refused(SET("tls.private_key=a.key"), "tls.certificate", "TLS takes both");
+    callers_refused(SET("tls.client_ca=ca"), "tls.client_ca", "cannot act without TLS");
+    callers_refused(SET("tls.client_auth=require"), "tls.client_auth", "cannot act without TLS");
+    callers_refused(SET("tls.reload_interval_ms=500"), "tls.reload_interval_ms",
+                    "cannot act without TLS");
+    callers_refused(SET(CERTIFICATE, "tls.client_auth=optional"), "tls.client_ca", "is missing");
+    callers_refused(SET(CERTIFICATE, "tls.client_ca=ca"), "tls.client_ca", "cannot act while");
+    set_refused("tls.client_auth=maybe", MR_INVALID_ARGUMENT, "none|optional|require");
+    set_refused("tls.cert=a", MR_INVALID_ARGUMENT, "unknown configuration key tls.cert");
+
+    mr_config config = fresh();
+    set_ok(&config, "tls.certificate=a.crt");
+    set_ok(&config, "tls.private_key=a.key");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    set_ok(&config, "tls.client_ca=ca");
+    set_ok(&config, "tls.client_auth=require");
+    set_ok(&config, NAMED_TENANT);
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+}
+
+static void test_config_credentials_that_nobody_asks_for_are_refused_G5(void **state)
+{
+    (void)state;
+    callers_refused(SET(NAMED_TENANT), "tenants", "set tls.client_auth");
+    callers_refused(SET(CERTIFICATE, NAMED_TENANT), "tenants", "set tls.client_auth");
+    callers_refused(SET("admin.enable=true", "admin.callers=[{name: o, identities: [a.example]}]"),
+                    "admin.callers", "set tls.client_auth");
+    callers_refused(SET("admin.callers=[{name: o, keys: [" DIGEST_A "]}]"), "admin.callers",
+                    "set admin.enable");
+    callers_refused(SET(TENANT, "admin.enable=true"), "admin.callers", "needs admin.callers");
+    callers_refused(
+        SET(CERTIFICATE, "tls.client_ca=ca", "tls.client_auth=optional", "admin.enable=true"),
+        "admin.callers", "needs admin.callers");
+    callers_refused(
+        SET(TENANT, "admin.enable=true", "admin.callers=[{name: o, keys: [" DIGEST_A "]}]"),
+        "admin.callers", "have the same key");
+
+    mr_config config = fresh();
+    set_ok(&config, "admin.enable=true"); /* open, as all else of this server */
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    set_ok(&config, TENANT);
+    set_ok(&config, "admin.callers=[{name: o, keys: [" DIGEST_B "]}]");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.admins.items[0].name, "o");
+    set_refused("admin.callers=[{name: o}]", MR_INVALID_ARGUMENT, "no keys and no identities");
+    set_refused("admin.callers=[{name: o, identities: ['*.a']}]", MR_INVALID_ARGUMENT,
+                "admin.callers[0]: admin.callers[].identities: \"*.a\" is no identity");
+    set_refused("admin.callers=[{name: o, identities: a}]", MR_INVALID_ARGUMENT,
+                "admin.callers[].identities must be a list");
+}
+
+/* What `millrace config` prints sets the same again. */
+static void test_config_identities_survive_printing(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "admin.callers=[{name: o, identities: [spiffe://x/o, 'CN=a \"b\" \\']}]");
+    mr_buffer text = {0};
+    assert_int_equal(mr_config_yaml(&config, &text), MR_OK);
+    assert_int_equal(mr_buffer_append(&text, "", 1), MR_OK);
+    mr_config again = fresh();
+    mr_error err = {0};
+    assert_int_equal(load_text(&again, (const char *)text.data, &err), MR_OK);
+    const mr_credentials *credentials = &again.admins.items[0].credentials;
+    assert_int_equal(credentials->n_identities, 2);
+    assert_string_equal(credentials->identities[0], "spiffe://x/o");
+    assert_string_equal(credentials->identities[1], "CN=a \"b\" \\");
+    mr_buffer_deinit(&text);
 }
 
 static void test_config_redis(void **state)
@@ -587,7 +680,17 @@ static void test_config_environment(void **state)
     environment_refused("MILLRACE_MAX_BATCH_SIZE", "many", MR_INVALID_ARGUMENT,
                         "MILLRACE_MAX_BATCH_SIZE");
     environment_refused("MILLRACE_REDIS_URL", "http://x", MR_INVALID_ARGUMENT, "redis.url");
-    environment_refused("MILLRACE_TLS_CERT", "a.pem", MR_FAILED_PRECONDITION, "TLS");
+    environment_refused("MILLRACE_KV_TRANSFER_PEER", "a", MR_FAILED_PRECONDITION, "KV transfer");
+    /* Passed over, these would mean plaintext. */
+    environment_refused("MILLRACE_TLS_CERT", "a.pem", MR_INVALID_ARGUMENT,
+                        "MILLRACE_TLS_CERTIFICATE");
+    environment_refused("MILLRACE_TLS_KEY_FILE", "a.pem", MR_INVALID_ARGUMENT,
+                        "MILLRACE_TLS_PRIVATE_KEY");
+    setenv("MILLRACE_TLS_SERVICE_HOST", "10.0.0.1", 1);
+    setenv("MILLRACE_TLS_PORT_8001_TCP", "tcp://10.0.0.1:8001", 1);
+    (void)fresh();
+    unsetenv("MILLRACE_TLS_SERVICE_HOST");
+    unsetenv("MILLRACE_TLS_PORT_8001_TCP");
     environment_refused("MILLRACE_MAX_BATCH_SISE", "8", MR_INVALID_ARGUMENT,
                         "MILLRACE_MAX_BATCH_SIZE");
 
@@ -793,6 +896,9 @@ int main(void)
         cmocka_unit_test(test_config_file_nested_and_dotted),
         cmocka_unit_test(test_config_file_errors_name_line_and_key),
         cmocka_unit_test(test_config_file_aliases_are_bounded),
+        cmocka_unit_test(test_config_half_of_tls_is_refused_G6),
+        cmocka_unit_test(test_config_credentials_that_nobody_asks_for_are_refused_G5),
+        cmocka_unit_test(test_config_identities_survive_printing),
         cmocka_unit_test(test_config_redis),
         cmocka_unit_test(test_config_shows_no_password),
         cmocka_unit_test(test_config_later_sources_win),

@@ -308,9 +308,9 @@ static void test_generation_unsupported_rows(void **state)
         assert_non_null(strstr(err.message, rows[i].name));
         assert_non_null(strstr(err.message, rows[i].what));
     }
-    assert_non_null(mr_unsupported_find(MR_SURFACE_CONFIG, "tls.cert"));
-    assert_null(mr_unsupported_find(MR_SURFACE_CONFIG, "tls"));
-    assert_null(mr_unsupported_find(MR_SURFACE_CLI, "tls.cert"));
+    assert_non_null(mr_unsupported_find(MR_SURFACE_CONFIG, "kv_transfer.peer"));
+    assert_null(mr_unsupported_find(MR_SURFACE_CONFIG, "kv_transfer"));
+    assert_null(mr_unsupported_find(MR_SURFACE_CLI, "kv_transfer.peer"));
 }
 
 int main(void)

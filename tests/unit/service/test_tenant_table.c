@@ -11,6 +11,8 @@
 
 #include <cmocka.h>
 
+static const mr_admins nobody;
+
 /* Tenants of these names, one a letter; each has its letter as key. */
 static mr_tenants *make(const char *letters)
 {
@@ -19,9 +21,9 @@ static mr_tenants *make(const char *letters)
     for (; *letters != '\0'; letters++) {
         mr_tenant *tenant = &tenants->items[tenants->count++];
         tenant->name[0] = *letters;
-        tenant->n_keys = 1;
+        tenant->credentials.n_keys = 1;
         tenant->weight = 1;
-        mr_sha256(letters, 1, tenant->keys[0]);
+        mr_sha256(letters, 1, tenant->credentials.keys[0]);
     }
     return tenants;
 }
@@ -29,7 +31,7 @@ static mr_tenants *make(const char *letters)
 static void place_init(mr_tenant_place *place, const char *letters)
 {
     mr_tenants *tenants = make(letters);
-    assert_int_equal(mr_tenant_place_init(place, tenants, NULL), MR_OK);
+    assert_int_equal(mr_tenant_place_init(place, tenants, &nobody, NULL), MR_OK);
     free(tenants);
 }
 
@@ -37,7 +39,7 @@ static mr_status replace(mr_tenant_place *place, const char *letters)
 {
     mr_tenants *tenants = make(letters);
     mr_error err = {0};
-    const mr_status status = mr_tenant_place_replace(place, tenants, &err);
+    const mr_status status = mr_tenant_place_replace(place, tenants, &nobody, &err);
     assert_int_equal(err.status, status);
     free(tenants);
     return status;
@@ -47,7 +49,9 @@ static mr_status replace(mr_tenant_place *place, const char *letters)
 static int index_of(mr_tenant_place *place, char letter)
 {
     mr_tenant_table *table = mr_tenant_place_get(place);
-    const uint32_t index = mr_tenants_find(&table->tenants, &letter, 1);
+    uint8_t digest[MR_SHA256_BYTES];
+    mr_sha256(&letter, 1, digest);
+    const uint32_t index = mr_tenants_find(&table->tenants, digest);
     const int found = index == table->tenants.count ? -1 : (int)index;
     mr_tenant_table_unref(table);
     return found;
@@ -81,7 +85,9 @@ static void test_tenant_table_is_kept_by_who_uses_it(void **state)
     mr_tenant_table *before = mr_tenant_place_get(&place);
     assert_int_equal(replace(&place, "c"), MR_OK);
     assert_int_equal(before->tenants.count, 2);
-    assert_int_equal(mr_tenants_find(&before->tenants, "a", 1), 0);
+    uint8_t digest[MR_SHA256_BYTES];
+    mr_sha256("a", 1, digest);
+    assert_int_equal(mr_tenants_find(&before->tenants, digest), 0);
     assert_string_equal(mr_tenants_get(&before->tenants, 1)->name, "b");
     mr_tenant_table_unref(before);
     mr_tenant_place_deinit(&place);
@@ -103,6 +109,42 @@ static void test_tenant_table_does_not_open_a_server(void **state)
     mr_tenant_place_deinit(&place);
 }
 
+/* Tenants known by certificates only are there as well, and administrators are replaced whole. */
+static void test_tenant_table_identities_and_administrators(void **state)
+{
+    (void)state;
+    mr_tenants *tenants = make("ab");
+    mr_admins admins = {.count = 1};
+    snprintf(admins.items[0].name, sizeof(admins.items[0].name), "ops");
+    mr_credentials *credentials = &tenants->items[0].credentials;
+    *credentials = (mr_credentials){.n_identities = 1};
+    snprintf(credentials->identities[0], sizeof(credentials->identities[0]), "a.example");
+    mr_tenant_place place;
+    assert_int_equal(mr_tenant_place_init(&place, tenants, &admins, NULL), MR_OK);
+
+    mr_error err = {0};
+    assert_int_equal(mr_tenant_place_replace(&place, tenants, &nobody, &err),
+                     MR_FAILED_PRECONDITION);
+    assert_non_null(strstr(err.message, "admin.callers"));
+    snprintf(admins.items[0].name, sizeof(admins.items[0].name), "oncall");
+    assert_int_equal(mr_tenant_place_replace(&place, tenants, &admins, NULL), MR_OK);
+    mr_tenant_table *table = mr_tenant_place_get(&place);
+    assert_string_equal(table->admins.items[0].name, "oncall");
+    assert_int_equal(table->tenants.items[0].credentials.n_identities, 1);
+    mr_tenant_table_unref(table);
+
+    /* a is gone, and with it what it was known by. */
+    mr_tenants *others = make("b");
+    assert_int_equal(mr_tenant_place_replace(&place, others, &admins, NULL), MR_OK);
+    table = mr_tenant_place_get(&place);
+    assert_string_equal(table->tenants.items[0].name, "a");
+    assert_int_equal(table->tenants.items[0].credentials.n_identities, 0);
+    mr_tenant_table_unref(table);
+    mr_tenant_place_deinit(&place);
+    free(others);
+    free(tenants);
+}
+
 /* With every place taken, those of tenants that are gone are used again. */
 static void test_tenant_table_places_are_used_again(void **state)
 {
@@ -111,14 +153,14 @@ static void test_tenant_table_places_are_used_again(void **state)
     for (uint32_t i = 0; i < MR_MAX_TENANTS; i++) {
         mr_tenant *tenant = &tenants->items[tenants->count++];
         snprintf(tenant->name, sizeof(tenant->name), "tenant-%u", i);
-        tenant->n_keys = 1;
-        tenant->keys[0][0] = (uint8_t)i;
-        tenant->keys[0][1] = (uint8_t)(i >> 8);
+        tenant->credentials.n_keys = 1;
+        tenant->credentials.keys[0][0] = (uint8_t)i;
+        tenant->credentials.keys[0][1] = (uint8_t)(i >> 8);
     }
     mr_tenant_place place;
-    assert_int_equal(mr_tenant_place_init(&place, tenants, NULL), MR_OK);
+    assert_int_equal(mr_tenant_place_init(&place, tenants, &nobody, NULL), MR_OK);
     snprintf(tenants->items[7].name, sizeof(tenants->items[7].name), "new");
-    assert_int_equal(mr_tenant_place_replace(&place, tenants, NULL), MR_OK);
+    assert_int_equal(mr_tenant_place_replace(&place, tenants, &nobody, NULL), MR_OK);
     mr_tenant_table *table = mr_tenant_place_get(&place);
     assert_int_equal(table->tenants.count, MR_MAX_TENANTS);
     assert_string_equal(table->tenants.items[7].name, "new");
@@ -149,6 +191,7 @@ int main(void)
         cmocka_unit_test(test_tenant_table_indexes_stay),
         cmocka_unit_test(test_tenant_table_is_kept_by_who_uses_it),
         cmocka_unit_test(test_tenant_table_does_not_open_a_server),
+        cmocka_unit_test(test_tenant_table_identities_and_administrators),
         cmocka_unit_test(test_tenant_table_places_are_used_again),
         cmocka_unit_test(test_tenant_limits_automatic_bursts),
     };

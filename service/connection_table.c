@@ -1,0 +1,379 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/connection_table.h"
+
+#include "base/checked.h"
+
+#include <arpa/inet.h>
+#include <stdlib.h>
+#include <string.h>
+
+/* What it may send with no call at all: preface, handshake, settings, pings, TLS records. */
+#define BASE_CREDIT (INT64_C(256) << 10)
+/* Unused, it does not grow beyond this. */
+#define MOST_CREDIT (INT64_C(1) << 20)
+/* Headers and trailers of a call. */
+#define CALL_CREDIT (INT64_C(8) << 10)
+/* Window updates, and the answers to pings that measure the line, for one message of ours. */
+#define SENT_CREDIT INT64_C(256)
+/* Looks in a row, since what was sent may be a call that is not seen yet. */
+#define OVER_MOST 3
+/* So far over that no call explains it: more than a window of HTTP/2 as gRPC opens it. */
+#define FAR_OVER (INT64_C(16) << 20)
+/* Addresses that are remembered, and how many connections without a call each may have in
+ * MR_CONNECTION_STRIKES_NS. */
+#define ADDRESSES_MOST 256
+#define CALLLESS_MOST  64
+
+typedef struct address_record {
+    uint8_t address[16];
+    uint64_t until_ns; /* no new connections before */
+    uint64_t since_ns; /* of the next */
+    uint32_t callless; /* connections that went without having made a call */
+} address_record;
+
+struct mr_connection_table {
+    mr_connection_limits limits;
+    mr_connection *items; /* limits.connections */
+    uint64_t *keys;       /* of their peers, 0: a free place; what a search runs over */
+    uint32_t used;        /* places below have been taken at some time */
+    uint32_t count;
+    uint32_t calls;
+    uint32_t last_serial;
+    address_record addresses[ADDRESSES_MOST];
+};
+
+/* FNV-1a (Fowler, Noll, Vo), 64 bits; never 0. */
+static uint64_t key_of(const mr_remote *peer)
+{
+    uint64_t hash = UINT64_C(0xcbf29ce484222325);
+    for (size_t i = 0; i < sizeof(peer->address); i++) {
+        hash = (hash ^ peer->address[i]) * UINT64_C(0x100000001b3);
+    }
+    hash = (hash ^ peer->port) * UINT64_C(0x100000001b3);
+    return hash == 0 ? 1 : hash;
+}
+
+static bool same_peer(const mr_remote *a, const mr_remote *b)
+{
+    return a->port == b->port && memcmp(a->address, b->address, sizeof(a->address)) == 0;
+}
+
+/* Text between what is before and after, without the zone of a link-local address. */
+static bool copy_host(const char *from, const char *to, char *out, size_t bytes)
+{
+    size_t length = (size_t)(to - from);
+    const char *zone = memchr(from, '%', length);
+    if (zone != NULL) {
+        length = (size_t)(zone - from);
+    }
+    if (length >= bytes) {
+        return false;
+    }
+    memcpy(out, from, length);
+    out[length] = '\0';
+    return true;
+}
+
+static bool parse_port(const char *text, uint16_t *out)
+{
+    char *end = NULL;
+    const unsigned long value = strtoul(text, &end, 10);
+    *out = (uint16_t)value;
+    return text[0] >= '0' && text[0] <= '9' && *end == '\0' && value <= UINT16_MAX;
+}
+
+bool mr_remote_parse(const char *name, mr_remote *out)
+{
+    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+    char host[INET6_ADDRSTRLEN];
+    *out = (mr_remote){0};
+    const char *colon = strrchr(name, ':');
+    if (colon == NULL || !parse_port(colon + 1, &out->port)) {
+        return false;
+    }
+    if (strncmp(name, "ipv4:", 5) == 0 && colon > name + 5) {
+        memcpy(out->address, mapped, sizeof(mapped));
+        return copy_host(name + 5, colon, host, sizeof(host)) &&
+               inet_pton(AF_INET, host, out->address + sizeof(mapped)) == 1;
+    }
+    const size_t open = strlen("ipv6:%5B");
+    const size_t close = strlen("%5D");
+    if (strncmp(name, "ipv6:%5B", open) == 0 && colon >= name + open + close &&
+        strncmp(colon - close, "%5D", close) == 0) {
+        return copy_host(name + open, colon - close, host, sizeof(host)) &&
+               inet_pton(AF_INET6, host, out->address) == 1;
+    }
+    return false;
+}
+
+mr_status mr_connection_table_create(const mr_connection_limits *limits, mr_connection_table **out,
+                                     mr_error *err)
+{
+    mr_connection_table *table = mr_calloc(1, sizeof(*table));
+    if (table != NULL) {
+        table->limits = *limits;
+        table->items = mr_calloc(limits->connections, sizeof(*table->items));
+        table->keys = mr_calloc(limits->connections, sizeof(*table->keys));
+    }
+    if (table == NULL || table->items == NULL || table->keys == NULL) {
+        mr_connection_table_destroy(table);
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for %u connections",
+                       limits->connections);
+    }
+    *out = table;
+    return MR_OK;
+}
+
+void mr_connection_table_destroy(mr_connection_table *table)
+{
+    if (table != NULL) {
+        free(table->items);
+        free(table->keys);
+        free(table);
+    }
+}
+
+static bool is_free(const mr_connection_table *table, uint32_t index)
+{
+    return table->keys[index] == 0;
+}
+
+/* A free place, or the place of the oldest one without a call; limits.connections: none. */
+static uint32_t choose_place(const mr_connection_table *table)
+{
+    const uint32_t limit = table->limits.connections;
+    if (table->count < limit) {
+        uint32_t index = 0;
+        while (index < table->used && !is_free(table, index)) {
+            index++;
+        }
+        return index;
+    }
+    uint32_t oldest = limit;
+    for (uint32_t i = 0; i < limit; i++) {
+        const mr_connection *item = &table->items[i];
+        if (!item->proven && item->calls == 0 &&
+            (oldest == limit || item->accepted_ns < table->items[oldest].accepted_ns)) {
+            oldest = i;
+        }
+    }
+    return oldest;
+}
+
+mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_connection *fresh,
+                                           mr_connection *evicted)
+{
+    *evicted = (mr_connection){0};
+    const uint32_t index = choose_place(table);
+    if (index == table->limits.connections) {
+        return (mr_connection_id){0};
+    }
+    mr_connection *item = &table->items[index];
+    if (is_free(table, index)) {
+        table->count++;
+        table->used = index == table->used ? index + 1 : table->used;
+    } else {
+        *evicted = *item;
+    }
+    table->last_serial = table->last_serial == UINT32_MAX ? 1 : table->last_serial + 1;
+    *item = *fresh;
+    item->serial = table->last_serial;
+    item->credit = BASE_CREDIT;
+    table->keys[index] = key_of(&item->peer);
+    return (mr_connection_id){index, item->serial};
+}
+
+static address_record *find_record(mr_connection_table *table, const mr_remote *peer)
+{
+    for (size_t i = 0; i < ADDRESSES_MOST; i++) {
+        if (memcmp(table->addresses[i].address, peer->address, sizeof(peer->address)) == 0) {
+            return &table->addresses[i];
+        }
+    }
+    return NULL;
+}
+
+/* A new one takes the place of the one that was heard of the longest time ago. */
+static address_record *record_of(mr_connection_table *table, const mr_remote *peer, uint64_t now_ns)
+{
+    address_record *found = find_record(table, peer);
+    if (found == NULL) {
+        found = &table->addresses[0];
+        for (size_t i = 1; i < ADDRESSES_MOST; i++) {
+            const address_record *other = &table->addresses[i];
+            const uint64_t heard = other->since_ns + other->until_ns;
+            found = heard < found->since_ns + found->until_ns ? &table->addresses[i] : found;
+        }
+        *found = (address_record){.since_ns = now_ns};
+        memcpy(found->address, peer->address, sizeof(peer->address));
+    }
+    return found;
+}
+
+void mr_connection_table_punish(mr_connection_table *table, const mr_remote *peer, uint64_t now_ns)
+{
+    record_of(table, peer, now_ns)->until_ns = now_ns + table->limits.penalty_ns;
+}
+
+bool mr_connection_table_is_punished(mr_connection_table *table, const mr_remote *peer,
+                                     uint64_t now_ns)
+{
+    const address_record *record = find_record(table, peer);
+    return record != NULL && record->until_ns > now_ns;
+}
+
+void mr_connection_table_gone(mr_connection_table *table, const mr_connection *connection,
+                              uint64_t now_ns)
+{
+    if (connection->proven) {
+        return;
+    }
+    address_record *record = record_of(table, &connection->peer, now_ns);
+    if (now_ns - record->since_ns > MR_CONNECTION_STRIKES_NS) {
+        record->since_ns = now_ns;
+        record->callless = 0;
+    }
+    record->callless++;
+    if (record->callless > CALLLESS_MOST) {
+        record->callless = 0;
+        record->until_ns = now_ns + table->limits.penalty_ns;
+    }
+}
+
+mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_remote *peer)
+{
+    const uint64_t key = key_of(peer);
+    for (uint32_t i = 0; i < table->used; i++) {
+        if (table->keys[i] == key && same_peer(&table->items[i].peer, peer) &&
+            !table->items[i].closing) {
+            return (mr_connection_id){i, table->items[i].serial};
+        }
+    }
+    return (mr_connection_id){0};
+}
+
+mr_connection *mr_connection_table_get(mr_connection_table *table, mr_connection_id id)
+{
+    if (id.serial == 0 || table->items[id.index].serial != id.serial) {
+        return NULL;
+    }
+    return &table->items[id.index];
+}
+
+void mr_connection_table_remove(mr_connection_table *table, mr_connection_id id)
+{
+    mr_connection *item = mr_connection_table_get(table, id);
+    if (item != NULL) {
+        item->serial = 0;
+        table->keys[id.index] = 0;
+        table->count--;
+    }
+}
+
+uint32_t mr_connection_table_count(const mr_connection_table *table)
+{
+    return table->count;
+}
+
+mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *index)
+{
+    while (*index < table->used) {
+        const uint32_t at = (*index)++;
+        if (!is_free(table, at)) {
+            return &table->items[at];
+        }
+    }
+    return NULL;
+}
+
+mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id)
+{
+    table->calls++;
+    mr_connection *item = mr_connection_table_get(table, id);
+    if (item != NULL) {
+        item->calls++;
+        item->credit += CALL_CREDIT;
+        if (item->calls > table->limits.connection_calls) {
+            return MR_CALL_CONNECTION_FULL;
+        }
+    }
+    return table->calls > table->limits.calls ? MR_CALL_SERVER_FULL : MR_CALL_FITS;
+}
+
+void mr_connection_table_await(mr_connection_table *table, mr_connection_id id)
+{
+    mr_connection *item = mr_connection_table_get(table, id);
+    if (item != NULL) {
+        item->proven = true;
+        item->receiving++;
+    }
+}
+
+/* Frames of one byte each would be ten times the message: who sends so is slow by choice. What was
+ * sent of a message that is given up is forgiven, since ending the call is a strike. */
+void mr_connection_table_received(mr_connection_table *table, mr_connection_id id, uint64_t bytes,
+                                  bool given_up)
+{
+    mr_connection *item = mr_connection_table_get(table, id);
+    if (item == NULL || item->receiving == 0) {
+        return;
+    }
+    item->receiving--;
+    uint64_t counted = mr_min_u64(bytes, table->limits.message_bytes);
+    if (given_up) {
+        const uint64_t owed = item->credit < 0 ? (uint64_t)-item->credit : 0;
+        counted = mr_min_u64(owed, table->limits.message_bytes);
+    }
+    item->credit += (int64_t)(counted + counted / 8);
+}
+
+void mr_connection_table_sent(mr_connection_table *table, mr_connection_id id)
+{
+    mr_connection *item = mr_connection_table_get(table, id);
+    if (item != NULL) {
+        item->credit += SENT_CREDIT;
+    }
+}
+
+bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id, bool strike,
+                                  uint64_t now_ns)
+{
+    table->calls--;
+    mr_connection *item = mr_connection_table_get(table, id);
+    if (item == NULL) {
+        return false;
+    }
+    item->calls--;
+    if (!strike) {
+        return false;
+    }
+    if (now_ns - item->strikes_since > MR_CONNECTION_STRIKES_NS) {
+        item->strikes_since = now_ns;
+        item->strikes = 0;
+    }
+    item->strikes++;
+    return item->strikes > table->limits.connection_calls && !item->closing;
+}
+
+bool mr_connection_table_look(mr_connection_table *table, mr_connection *connection,
+                              uint64_t sent_bytes)
+{
+    const uint64_t news =
+        sent_bytes > connection->seen_bytes ? sent_bytes - connection->seen_bytes : 0;
+    connection->seen_bytes += news;
+    connection->credit -= (int64_t)mr_min_u64(news, (uint64_t)INT64_MAX / 4);
+    if (connection->credit > MOST_CREDIT) {
+        connection->credit = MOST_CREDIT;
+    }
+    uint64_t coming = 0;
+    if (!mr_mul_u64(connection->receiving, table->limits.message_bytes, &coming)) {
+        coming = UINT64_MAX / 8;
+    }
+    coming = mr_min_u64(coming + coming / 8, (uint64_t)INT64_MAX / 4);
+    const bool over = connection->credit < 0 && (uint64_t)-connection->credit > coming;
+    connection->over = over ? connection->over + 1 : 0;
+    if (over && (uint64_t)-connection->credit - coming > FAR_OVER) {
+        connection->over = OVER_MOST;
+    }
+    return connection->over >= OVER_MOST && !connection->closing;
+}

@@ -1,0 +1,331 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/connection_table.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+#define KIB INT64_C(1024)
+#define S   UINT64_C(1000000000)
+
+static const mr_connection_limits LIMITS = {.connections = 3,
+                                            .connection_calls = 4,
+                                            .calls = 6,
+                                            .message_bytes = 1000 * 1024,
+                                            .penalty_ns = S};
+
+static mr_connection_table *create(void)
+{
+    mr_connection_table *table = NULL;
+    assert_int_equal(mr_connection_table_create(&LIMITS, &table, NULL), MR_OK);
+    return table;
+}
+
+static mr_connection fresh(uint16_t port, uint64_t accepted_ns)
+{
+    char name[32];
+    mr_connection connection = {.fd = port, .accepted_ns = accepted_ns};
+    snprintf(name, sizeof(name), "ipv4:127.0.0.1:%u", (unsigned)port);
+    assert_true(mr_remote_parse(name, &connection.peer));
+    return connection;
+}
+
+static mr_connection_id admit(mr_connection_table *table, uint16_t port, uint64_t accepted_ns)
+{
+    mr_connection evicted;
+    const mr_connection connection = fresh(port, accepted_ns);
+    const mr_connection_id id = mr_connection_table_admit(table, &connection, &evicted);
+    assert_int_equal(evicted.serial, 0);
+    return id;
+}
+
+/* What it is told to have sent in all, three times in a row. */
+static bool floods(mr_connection_table *table, mr_connection_id id, int64_t sent_bytes)
+{
+    mr_connection *connection = mr_connection_table_get(table, id);
+    assert_non_null(connection);
+    (void)mr_connection_table_look(table, connection, (uint64_t)sent_bytes);
+    (void)mr_connection_table_look(table, connection, (uint64_t)sent_bytes);
+    return mr_connection_table_look(table, connection, (uint64_t)sent_bytes);
+}
+
+static void test_connection_table_reads_the_names_of_peers(void **state)
+{
+    (void)state;
+    static const uint8_t v4[16] = {[10] = 0xff, 0xff, 10, 1, 2, 3};
+    static const uint8_t v6[16] = {0xfe, 0x80, [15] = 1};
+    mr_remote peer;
+    assert_true(mr_remote_parse("ipv4:10.1.2.3:65535", &peer));
+    assert_memory_equal(peer.address, v4, 16);
+    assert_int_equal(peer.port, 65535);
+    assert_true(mr_remote_parse("ipv6:%5Bfe80::1%5D:80", &peer));
+    assert_memory_equal(peer.address, v6, 16);
+    assert_true(mr_remote_parse("ipv6:%5Bfe80::1%25eth0%5D:80", &peer));
+    assert_memory_equal(peer.address, v6, 16);
+    const char *bad[] = {"",
+                         "ipv4:",
+                         "unix:",
+                         "unix:/run/a",
+                         "ipv4:10.1.2.3",
+                         "ipv4:10.1.2.3:",
+                         "ipv4:10.1.2.3:65536",
+                         "ipv4:10.1.2.3:-1",
+                         "ipv4:10.1.2:80",
+                         "ipv6:%5B%5D:80",
+                         "ipv6:::1:80",
+                         "ipv6:%5B",
+                         "ipv6:%5B:1",
+                         "ipv6:%5D:1",
+                         "ipv4:1111111111111111111111111111111111111111111111111111111:80"};
+    for (size_t i = 0; i < sizeof(bad) / sizeof(bad[0]); i++) {
+        assert_false(mr_remote_parse(bad[i], &peer));
+    }
+}
+
+static void test_connection_table_finds_by_peer_until_it_is_gone(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id a = admit(table, 1, 1);
+    const mr_connection_id b = admit(table, 2, 1);
+    const mr_connection probe = fresh(2, 0);
+    assert_int_equal(mr_connection_table_find(table, &probe.peer).serial, b.serial);
+    mr_connection_table_remove(table, b);
+    assert_int_equal(mr_connection_table_find(table, &probe.peer).serial, 0);
+    assert_null(mr_connection_table_get(table, b));
+    /* Its place is another's; the old id does nothing to that. */
+    const mr_connection_id c = admit(table, 3, 1);
+    assert_int_equal(c.index, b.index);
+    mr_connection_table_remove(table, b);
+    assert_non_null(mr_connection_table_get(table, c));
+    assert_int_equal(mr_connection_table_count(table), 2);
+    uint32_t index = 0;
+    assert_int_equal(mr_connection_table_next(table, &index)->serial, a.serial);
+    assert_int_equal(mr_connection_table_next(table, &index)->serial, c.serial);
+    assert_null(mr_connection_table_next(table, &index));
+    mr_connection_table_destroy(table);
+}
+
+/* The oldest that never made a call goes; those with calls stay, and then none is let in. */
+static void test_connection_table_makes_room_among_those_without_calls(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id worker = admit(table, 1, 1);
+    assert_int_equal(mr_connection_table_begin_call(table, worker), MR_CALL_FITS);
+    mr_connection_table_await(table, worker);
+    mr_connection_table_received(table, worker, 10, false);
+    assert_false(mr_connection_table_end_call(table, worker, false, 1));
+    (void)admit(table, 2, 3);
+    (void)admit(table, 3, 2);
+    mr_connection evicted;
+    mr_connection connection = fresh(4, 4);
+    assert_int_not_equal(mr_connection_table_admit(table, &connection, &evicted).serial, 0);
+    assert_int_equal(evicted.fd, 3);
+    connection = fresh(5, 5);
+    assert_int_not_equal(mr_connection_table_admit(table, &connection, &evicted).serial, 0);
+    assert_int_equal(evicted.fd, 2);
+    assert_int_equal(mr_connection_table_count(table), 3);
+    uint32_t index = 0;
+    for (mr_connection *item = mr_connection_table_next(table, &index); item != NULL;
+         item = mr_connection_table_next(table, &index)) {
+        item->proven = true;
+    }
+    connection = fresh(6, 6);
+    assert_int_equal(mr_connection_table_admit(table, &connection, &evicted).serial, 0);
+    assert_int_equal(evicted.serial, 0);
+    mr_connection_table_destroy(table);
+}
+
+static void test_connection_table_counts_calls_of_one_and_of_all(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id a = admit(table, 1, 1);
+    const mr_connection_id b = admit(table, 2, 1);
+    for (int i = 0; i < 4; i++) {
+        assert_int_equal(mr_connection_table_begin_call(table, a), MR_CALL_FITS);
+    }
+    assert_int_equal(mr_connection_table_begin_call(table, a), MR_CALL_CONNECTION_FULL);
+    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_FITS);
+    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_SERVER_FULL);
+    /* One of a connection that nobody knows counts too. */
+    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}),
+                     MR_CALL_SERVER_FULL);
+    (void)mr_connection_table_end_call(table, (mr_connection_id){0}, true, 1);
+    (void)mr_connection_table_end_call(table, b, true, 1);
+    (void)mr_connection_table_end_call(table, a, true, 1);
+    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_FITS);
+    mr_connection_table_destroy(table);
+}
+
+static bool strike(mr_connection_table *table, mr_connection_id id, uint64_t now_ns)
+{
+    (void)mr_connection_table_begin_call(table, id);
+    return mr_connection_table_end_call(table, id, true, now_ns);
+}
+
+static void test_connection_table_counts_strikes_in_ten_seconds(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id id = admit(table, 1, 1);
+    for (uint64_t i = 0; i < 4; i++) {
+        assert_false(strike(table, id, 100 * S + i));
+    }
+    /* Others' calls that end well are none, and after ten seconds they are forgotten. */
+    (void)mr_connection_table_begin_call(table, id);
+    assert_false(mr_connection_table_end_call(table, id, false, 101 * S));
+    for (uint64_t i = 0; i < 4; i++) {
+        assert_false(strike(table, id, 111 * S));
+    }
+    assert_true(strike(table, id, 112 * S));
+    mr_connection_table_get(table, id)->closing = true;
+    assert_false(strike(table, id, 112 * S));
+    mr_connection_table_destroy(table);
+}
+
+/* 256 KiB without a call, 8 KiB for each call, 256 bytes for each answer. */
+static void test_connection_table_lets_send_what_calls_need(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id id = admit(table, 1, 1);
+    int64_t sent = 256 * KIB;
+    assert_false(floods(table, id, sent));
+    assert_true(floods(table, id, sent + 1));
+    /* A look or two beyond it is no flood: what came may be a call that is not seen yet. */
+    const mr_connection_id other = admit(table, 2, 1);
+    mr_connection *connection = mr_connection_table_get(table, other);
+    assert_false(mr_connection_table_look(table, connection, (uint64_t)(300 * KIB)));
+    assert_false(mr_connection_table_look(table, connection, (uint64_t)(300 * KIB)));
+    for (int i = 0; i < 4; i++) {
+        (void)mr_connection_table_begin_call(table, other);
+    }
+    for (int i = 0; i < 48; i++) {
+        mr_connection_table_sent(table, other);
+    }
+    sent = (256 + 4 * 8 + 12) * KIB; /* 300 KiB */
+    assert_false(floods(table, other, sent));
+    assert_true(floods(table, other, sent + 1));
+    mr_connection_table_destroy(table);
+}
+
+static void test_connection_table_lets_requests_of_full_size_come(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id id = admit(table, 1, 1);
+    (void)mr_connection_table_begin_call(table, id);
+    mr_connection_table_await(table, id);
+    /* An eighth more, for the heads of frames. */
+    const int64_t whole = (1000 + 125) * KIB;
+    assert_false(floods(table, id, 264 * KIB + whole));
+    mr_connection_table_received(table, id, 1000 * 1024, false);
+    assert_false(floods(table, id, 264 * KIB + whole));
+    /* Given up half way: what was sent so far is forgiven, once. */
+    mr_connection_table_await(table, id);
+    assert_false(floods(table, id, 264 * KIB + whole + 500 * KIB));
+    mr_connection_table_received(table, id, 0, true);
+    assert_false(floods(table, id, 264 * KIB + whole + 500 * KIB));
+    mr_connection_table_received(table, id, 0, true);
+    assert_true(floods(table, id, 264 * KIB + whole + 563 * KIB));
+    /* More than the whole, before it is in. */
+    const mr_connection_id other = admit(table, 2, 1);
+    (void)mr_connection_table_begin_call(table, other);
+    mr_connection_table_await(table, other);
+    assert_true(floods(table, other, 264 * KIB + whole + 1));
+    mr_connection_table_destroy(table);
+}
+
+/* Credit is not saved up without end, nor given for messages larger than may be. */
+static void test_connection_table_caps_credit(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id id = admit(table, 1, 1);
+    for (int i = 0; i < 1000; i++) {
+        (void)mr_connection_table_begin_call(table, id);
+        mr_connection_table_await(table, id);
+        mr_connection_table_received(table, id, UINT64_MAX, false);
+    }
+    assert_false(floods(table, id, 0));
+    assert_false(floods(table, id, 1024 * KIB));
+    assert_true(floods(table, id, 1024 * KIB + 1));
+    mr_connection_table_destroy(table);
+}
+
+/* A whole second without new connections; others do not notice, and the old ones stay. */
+static void test_connection_table_punishes_addresses_for_a_while(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id id = admit(table, 1, 1);
+    mr_remote other;
+    assert_true(mr_remote_parse("ipv4:127.0.0.2:1", &other));
+    const mr_remote peer = fresh(7, 0).peer; /* the port does not matter */
+    assert_false(mr_connection_table_is_punished(table, &peer, 50 * S));
+    mr_connection_table_punish(table, &mr_connection_table_get(table, id)->peer, 50 * S);
+    assert_true(mr_connection_table_is_punished(table, &peer, 51 * S - 1));
+    assert_false(mr_connection_table_is_punished(table, &peer, 51 * S));
+    assert_false(mr_connection_table_is_punished(table, &other, 50 * S));
+    mr_connection_table_destroy(table);
+}
+
+static void go_without_calls(mr_connection_table *table, int count, uint64_t now_ns)
+{
+    for (int i = 0; i < count; i++) {
+        const mr_connection connection = fresh((uint16_t)(1000 + i), now_ns);
+        mr_connection_table_gone(table, &connection, now_ns);
+    }
+}
+
+static void test_connection_table_punishes_many_connections_without_calls(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_remote peer = fresh(1, 0).peer;
+    go_without_calls(table, 64, 100 * S);
+    /* Those that made calls count for nothing, nor what was more than ten seconds ago. */
+    mr_connection good = fresh(1, 0);
+    good.proven = true;
+    mr_connection_table_gone(table, &good, 100 * S);
+    assert_false(mr_connection_table_is_punished(table, &peer, 100 * S));
+    go_without_calls(table, 64, 111 * S);
+    assert_false(mr_connection_table_is_punished(table, &peer, 111 * S));
+    go_without_calls(table, 1, 112 * S);
+    assert_true(mr_connection_table_is_punished(table, &peer, 112 * S));
+    /* More addresses than are remembered: the one that was heard of last is. */
+    for (unsigned i = 0; i < 1000; i++) {
+        char name[40];
+        mr_remote stranger;
+        snprintf(name, sizeof(name), "ipv4:10.0.%u.%u:1", i / 256, i % 256);
+        assert_true(mr_remote_parse(name, &stranger));
+        mr_connection_table_punish(table, &stranger, 200 * S + i);
+        assert_true(mr_connection_table_is_punished(table, &stranger, 200 * S + i));
+    }
+    assert_false(mr_connection_table_is_punished(table, &peer, 112 * S));
+    mr_connection_table_destroy(table);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_connection_table_reads_the_names_of_peers),
+        cmocka_unit_test(test_connection_table_finds_by_peer_until_it_is_gone),
+        cmocka_unit_test(test_connection_table_makes_room_among_those_without_calls),
+        cmocka_unit_test(test_connection_table_counts_calls_of_one_and_of_all),
+        cmocka_unit_test(test_connection_table_counts_strikes_in_ten_seconds),
+        cmocka_unit_test(test_connection_table_lets_send_what_calls_need),
+        cmocka_unit_test(test_connection_table_lets_requests_of_full_size_come),
+        cmocka_unit_test(test_connection_table_caps_credit),
+        cmocka_unit_test(test_connection_table_punishes_addresses_for_a_while),
+        cmocka_unit_test(test_connection_table_punishes_many_connections_without_calls),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
