@@ -188,6 +188,33 @@ def test_a_new_connection_sees_the_new_certificate_and_a_new_ca_N6(millrace_bin,
         assert code_of(server.new_channel(pair=client)) == UNAVAILABLE
 
 
+def test_a_resumed_session_does_not_outlive_its_ca(millrace_bin, model_path, authority, tmp_path):
+    """A session that was verified against the old CA opens nothing once there is another."""
+    other = Authority("other CA")
+    folder = Folder(tmp_path / "tls")
+    folder.write_server(authority.server(), authority)
+    pair = authority.issue("client")
+    (tmp_path / "pem").write_bytes(pair.certificate + pair.key)
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # where the session is there when the handshake is over
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(tmp_path / "pem")
+
+    def connect(address, session):
+        host, port = address.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=CALL_S) as plain:
+            with context.wrap_socket(plain, server_hostname="localhost", session=session) as wrapped:
+                return wrapped.session, wrapped.session_reused
+
+    with start(millrace_bin, model_path, authority, folder.settings("require"), pair=pair, metrics=True) as server:
+        session, reused = connect(server.address, None)
+        assert not reused
+        folder.write_server(authority.server(), other)
+        wait_for(lambda: Scrape(server.metrics).value("millrace_tls_reloads_total", result="done") == 1, "no reload")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            connect(server.address, session)
+
+
 def bad_files(authority):
     good, other = authority.server(), authority.server()
     files = {"crt": good.certificate, "key": good.key, "ca": authority.certificate}
