@@ -287,3 +287,22 @@ void mr_tls_peer(const grpc_auth_context *context, mr_peer *out)
         }
     }
 }
+
+static const grpc_auth_property *first_property(const grpc_auth_context *context, const char *name)
+{
+    grpc_auth_property_iterator found = grpc_auth_context_find_properties_by_name(context, name);
+    return grpc_auth_property_iterator_next(&found);
+}
+
+bool mr_tls_peer_expired(const grpc_auth_context *context)
+{
+    if (context == NULL) {
+        return false;
+    }
+    const grpc_auth_property *reused = first_property(context, GRPC_SSL_SESSION_REUSED_PROPERTY);
+    if (reused == NULL || strcmp(reused->value, "true") != 0) {
+        return false;
+    }
+    const grpc_auth_property *pem = first_property(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
+    return pem != NULL && mr_tls_pem_expired(pem->value, pem->value_length, unix_now());
+}

@@ -11,6 +11,7 @@ import time
 import grpc
 import pytest
 from cryptography import x509
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from certificates import Authority, Folder, TlsServer, credentials
@@ -213,6 +214,29 @@ def test_a_resumed_session_does_not_outlive_its_ca(millrace_bin, model_path, aut
         wait_for(lambda: Scrape(server.metrics).value("millrace_tls_reloads_total", result="done") == 1, "no reload")
         with pytest.raises((ssl.SSLError, ConnectionError)):
             connect(server.address, session)
+
+
+def test_a_resumed_session_does_not_outlive_its_certificate(millrace_bin, model_path, authority, folder):
+    """OpenSSL does not look at the dates again, so the server does."""
+    cache = [("grpc.ssl_session_cache", cygrpc.SSLSessionCacheLRU(4))]
+
+    def call(server, pair):
+        address = server.address.replace("127.0.0.1", "localhost")  # sessions are kept by name
+        with grpc.secure_channel(address, credentials(authority, pair), options=cache) as channel:
+            try:
+                generate(pb_grpc.InferenceServiceStub(channel), greedy(1, text=PROMPT))
+            except grpc.RpcError as error:
+                return error.code(), error.details()
+        return grpc.StatusCode.OK, ""
+
+    with start(millrace_bin, model_path, authority, folder.settings("require"),
+               pair=authority.issue("another client")) as server:
+        pair = authority.issue("client", days=(-1, 10 / 86400))
+        for _ in range(3):
+            assert call(server, pair)[0] == grpc.StatusCode.OK
+        wait_for(lambda: time.time() > pair.not_after + 1, "the clock stands still")
+        code, details = call(server, pair)
+        assert code == grpc.StatusCode.UNAUTHENTICATED and "expired" in details
 
 
 def bad_files(authority):
