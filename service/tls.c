@@ -151,6 +151,11 @@ static mr_status copy_options(mr_tls *tls, const mr_tls_options *options, mr_err
     if (tls->certificate == NULL || tls->private_key == NULL || tls->client_ca == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for TLS");
     }
+    if (options->client_auth != MR_TLS_CLIENT_NONE && options->client_ca[0] == '\0') {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "tls.client_ca",
+                             "tls.client_ca is missing: tls.client_auth wants certificates of "
+                             "clients");
+    }
     tls->client_auth = options->client_auth;
     tls->interval_ms = options->reload_interval_ms;
     tls->paths = (mr_tls_paths){

@@ -13,7 +13,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-/* Paths; borrowed. NULL or "": there is none. */
+/* Paths; borrowed. NULL or "": there is none; certificate and key are given both or neither. */
 typedef struct mr_tls_paths {
     const char *certificate; /* the holder's first, then those between it and its CA */
     const char *private_key;
