@@ -291,7 +291,7 @@ static void refuse(mr_call *call, const mr_error *err)
 }
 
 /* Who calls, by key and certificate. */
-static mr_status identify(mr_call *call, mr_error *err)
+static mr_status identify_by(mr_call *call, const grpc_auth_context *context, mr_error *err)
 {
     const mr_tenant_table *table = call->tenants;
     const grpc_slice *value = find_authorization(call);
@@ -300,10 +300,18 @@ static mr_status identify(mr_call *call, mr_error *err)
         proof.authorization = (const char *)GRPC_SLICE_START_PTR(*value);
         proof.authorization_bytes = GRPC_SLICE_LENGTH(*value);
     }
-    grpc_auth_context *context = grpc_call_auth_context(call->call);
+    if (mr_tls_peer_expired(context)) {
+        return mr_fail(err, MR_UNAUTHENTICATED,
+                       "the client certificate has expired: connect with a new one");
+    }
     mr_tls_peer(context, &proof.peer);
-    const mr_status status =
-        mr_caller_identify(&table->tenants, &table->admins, &proof, &call->caller, err);
+    return mr_caller_identify(&table->tenants, &table->admins, &proof, &call->caller, err);
+}
+
+static mr_status identify(mr_call *call, mr_error *err)
+{
+    grpc_auth_context *context = grpc_call_auth_context(call->call);
+    const mr_status status = identify_by(call, context, err);
     grpc_auth_context_release(context);
     return status;
 }

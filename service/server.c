@@ -307,6 +307,17 @@ static mr_status start_guard(const mr_server *server, mr_error *err)
     return mr_connections_start(&limits, err);
 }
 
+static void register_methods(mr_server *server)
+{
+    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
+        grpc_server *grpc = server->grpc[methods[m]->port];
+        if (grpc != NULL && methods[m]->path != NULL) {
+            server->registered[m] =
+                grpc_server_register_method(grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+        }
+    }
+}
+
 static mr_status bind_port(mr_server *server, mr_rpc_port port, const char *address, mr_error *err)
 {
     MR_TRY(mr_listen_check(address, err));
@@ -386,13 +397,7 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
         create_queue(server, &server->queues[i]);
     }
-    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-        grpc_server *grpc = server->grpc[methods[m]->port];
-        if (grpc != NULL && methods[m]->path != NULL) {
-            server->registered[m] =
-                grpc_server_register_method(grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
-        }
-    }
+    register_methods(server);
     mr_status status = start_guard(server, err);
     if (status == MR_OK) {
         status = bind_ports(server, options, err);
