@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Who calls: a tenant, an administrator, or somebody unknown. Administrators have credentials of
- * their own, and are no tenants; docs/decisions/0012-tls.md says why.
+ * their own, and are no tenants; docs/decisions/0013-tls.md says why.
  */
 #ifndef MILLRACE_SERVICE_CALLERS_H
 #define MILLRACE_SERVICE_CALLERS_H
