@@ -311,7 +311,7 @@ static int run_server(shutdown_watch *watch, int status)
 {
     mr_server *server = watch->server;
     if (status != MR_EXIT_OK) {
-        mr_server_leave(server);
+        mr_server_close(server);
     }
     const bool ended = mr_server_run(server);
     pthread_mutex_lock(&watch->mutex);

@@ -123,6 +123,11 @@ void mr_metrics_refused(mr_metrics *metrics, mr_status status)
     mr_counter_add(&metrics->refused[status], 1);
 }
 
+void mr_metrics_drained(mr_metrics *metrics, bool cut_off)
+{
+    mr_counter_add(cut_off ? &metrics->drained_cut_off : &metrics->drained_finished, 1);
+}
+
 /* What the table's expressions are made of. */
 
 static double refused(const mr_metrics *metrics, mr_status status)

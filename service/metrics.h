@@ -61,6 +61,8 @@ void mr_metrics_tokens(mr_metrics *metrics, mr_token_meter *meter, const mr_requ
  */
 void mr_metrics_ended(mr_metrics *metrics, const mr_request *request);
 void mr_metrics_refused(mr_metrics *metrics, mr_status status);
+/* A request ended during a drain. */
+void mr_metrics_drained(mr_metrics *metrics, bool cut_off);
 
 /* One consistent look at the rest. */
 typedef struct mr_metrics_view {

@@ -160,6 +160,7 @@ struct mr_server {
     uint64_t stall_ns; /* an engine that does not move for so long is not ready */
 
     /* The thread's in mr_server_run. */
+    bool quiet;          /* no news for the log: the server was never in service */
     mr_drain_phase told; /* the phase whose effects are done */
     bool told_leaves;
     bool stalled; /* as it was seen last */
@@ -170,6 +171,8 @@ struct mr_server {
 /* The runtime for a new generation; UNAVAILABLE with a retry time while loading, and once new ones
  * are refused. Any thread. */
 MR_MUST_USE mr_status mr_server_runtime(mr_server *server, mr_runtime **out, mr_error *err);
+/* What a generation ends with that a drain cuts off: UNAVAILABLE, with a retry time. */
+void mr_server_fail_cut_off(mr_error *err);
 /* No call comes any more; the first queue gets the tag once for each port that is. Once. */
 void mr_server_shut_down_ports(mr_server *server);
 /* Has every call looked at, soon. Any thread. */

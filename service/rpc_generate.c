@@ -15,8 +15,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#define SHUTDOWN_RETRY_MS 1000u
-
 typedef struct generation {
     mr_request_link link; /* first: what the engine's news come through */
     mr_limit_pass pass;   /* of the tenant's limits; holds until the request has ended */
@@ -30,7 +28,6 @@ typedef struct generation {
     bool unary;
     bool submitted;
     bool cut_off; /* by a drain */
-    bool dropped; /* by it, with the message on its way */
 } generation;
 
 /* After the status is out, events still come until the engine is done with the request. */
@@ -46,9 +43,7 @@ static void count_drained(const generation *gen, mr_status status)
     if (!gen->submitted || !mr_flag_get(&server->draining) || gen->call->gone) {
         return;
     }
-    const bool cut_off = gen->cut_off && status != MR_OK;
-    mr_counter_add(cut_off ? &server->metrics.drained_cut_off : &server->metrics.drained_finished,
-                   1);
+    mr_metrics_drained(&server->metrics, gen->cut_off && status != MR_OK);
 }
 
 /* The id is free again before the client can know that its request is over. */
@@ -66,14 +61,6 @@ static void give_up(generation *gen, const mr_error *err)
         discard_events(gen);
     }
     end_call(gen, NULL, err);
-}
-
-static void fail_cut_off(mr_error *err)
-{
-    (void)mr_fail(err, MR_UNAVAILABLE,
-                  "the server drains, and the time for it is over before the request is done: send "
-                  "it again");
-    err->retry_after_ms = SHUTDOWN_RETRY_MS;
 }
 
 /* `bytes` are those that are known of. */
@@ -112,7 +99,7 @@ static void final_error(const generation *gen, mr_error *err)
     *err = gen->request->error;
     const mr_finish finish = gen->response.finish;
     if (gen->cut_off && finish == MR_FINISH_CANCELLED) {
-        fail_cut_off(err);
+        mr_server_fail_cut_off(err);
     } else if (err->status == MR_OK && finish == MR_FINISH_CANCELLED) {
         (void)mr_fail(err, MR_CANCELLED, "the request was cancelled");
     } else if (err->status == MR_OK && finish == MR_FINISH_ERROR) {
@@ -225,13 +212,12 @@ static void cut_off(generation *gen)
 static void drop(generation *gen)
 {
     mr_error err;
-    fail_cut_off(&err);
+    mr_server_fail_cut_off(&err);
     gen->cut_off = true;
-    if (!gen->call->sending) {
-        give_up(gen, &err);
-    } else if (!gen->dropped) {
-        gen->dropped = true;
+    if (gen->call->sending) {
         mr_call_abort(gen->call, &err);
+    } else {
+        give_up(gen, &err);
     }
 }
 

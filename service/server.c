@@ -341,27 +341,9 @@ static mr_status start_threads(mr_server *server, mr_error *err)
     return MR_OK;
 }
 
-mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_error *err)
+/* All that cannot fail. */
+static void set_up(mr_server *server, const mr_server_options *options)
 {
-    mr_server *server = mr_calloc(1, sizeof(*server));
-    if (server == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the gRPC server");
-    }
-    mr_status begun =
-        mr_random_fill(&server->boot, sizeof(server->boot), "the ids of requests", err);
-    if (begun == MR_OK) {
-        begun = mr_tenant_place_init(&server->tenants, options->tenants, options->admins, err);
-    }
-    if (begun == MR_OK && options->tls != NULL) {
-        begun = mr_tls_create(options->tls, &server->tls, err);
-        if (begun != MR_OK) {
-            mr_tenant_place_deinit(&server->tenants);
-        }
-    }
-    if (begun != MR_OK) {
-        free(server);
-        return begun;
-    }
     gpr_set_log_function(on_grpc_log);
     grpc_init();
     mr_event_init(&server->news);
@@ -387,6 +369,30 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
                 grpc_server_register_method(grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         }
     }
+}
+
+mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_error *err)
+{
+    mr_server *server = mr_calloc(1, sizeof(*server));
+    if (server == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for the gRPC server");
+    }
+    mr_status begun =
+        mr_random_fill(&server->boot, sizeof(server->boot), "the ids of requests", err);
+    if (begun == MR_OK) {
+        begun = mr_tenant_place_init(&server->tenants, options->tenants, options->admins, err);
+    }
+    if (begun == MR_OK && options->tls != NULL) {
+        begun = mr_tls_create(options->tls, &server->tls, err);
+        if (begun != MR_OK) {
+            mr_tenant_place_deinit(&server->tenants);
+        }
+    }
+    if (begun != MR_OK) {
+        free(server);
+        return begun;
+    }
+    set_up(server, options);
     mr_status status = start_guard(server, err);
     if (status == MR_OK) {
         status = bind_ports(server, options, err);
@@ -470,8 +476,7 @@ static bool leave_at_once(mr_server *server)
     if (server->shut_down || server->n_threads == 0) {
         return true;
     }
-    mr_server_leave(server);
-    mr_server_force(server);
+    mr_server_close(server);
     return mr_server_run(server);
 }
 

@@ -73,7 +73,7 @@ MR_MUST_USE mr_status mr_server_set_callers(mr_server *server, const mr_tenants 
 /* Looks at the files of certificates now. Any thread. */
 void mr_server_reload_tls(mr_server *server);
 
-/* Three ways to ask for a drain; any thread. Health becomes NOT_SERVING at once, new requests are
+/* Ways to ask for a drain; any thread. Health becomes NOT_SERVING at once, new requests are
  * refused (UNAVAILABLE, with a retry time) from the end of the pre-stop window on, and what runs
  * then goes on for the timeout: what is left is ended UNAVAILABLE. A server that is not ready yet
  * has no window. service/drain.h has the times. */
@@ -81,6 +81,9 @@ void mr_server_reload_tls(mr_server *server);
 void mr_server_drain(mr_server *server, uint32_t timeout_ms);
 /* By a signal: connections close too, and mr_server_run returns. */
 void mr_server_leave(mr_server *server);
+/* Because the start failed: the server was never in service. Before mr_server_run, on its thread.
+ */
+void mr_server_close(mr_server *server);
 /* What mr_server_leave waits for ends now. */
 void mr_server_force(mr_server *server);
 /* Does what is asked for, and tells who watches the health when the engine stalls, until the server

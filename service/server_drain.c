@@ -13,6 +13,16 @@
 #define LOOK_NS (MR_NS_PER_S / 2)
 /* What gRPC gets to end calls of which nobody takes anything. */
 #define LAST_NS MR_NS_PER_S
+/* When to send again what was cut off, elsewhere or to the server that starts anew. */
+#define CUT_OFF_RETRY_MS 1000u
+
+void mr_server_fail_cut_off(mr_error *err)
+{
+    (void)mr_fail(err, MR_UNAVAILABLE,
+                  "the server drains, and the time for it is over before the request is done: send "
+                  "it again");
+    err->retry_after_ms = CUT_OFF_RETRY_MS;
+}
 
 static uint64_t now(void)
 {
@@ -27,6 +37,18 @@ typedef struct ask {
     bool leaves;
 } ask;
 
+static void begin(mr_server *server, const mr_drain_plan *plan)
+{
+    pthread_mutex_lock(&server->drain_mutex);
+    mr_drain_start(&server->drain, plan, now());
+    pthread_mutex_unlock(&server->drain_mutex);
+    if (plan->leaves) {
+        mr_flag_set(&server->leaving);
+    }
+    mr_flag_set(&server->draining);
+    mr_event_set(&server->news);
+}
+
 static void start(mr_server *server, const ask *asked)
 {
     const uint32_t pre_stop_ms = mr_flag_get(&server->ready) ? server->drain_times.pre_stop_ms : 0;
@@ -39,14 +61,7 @@ static void start(mr_server *server, const ask *asked)
            "by=%s pre_stop_ms=%" PRIu32 " timeout_ms=%" PRIu32 " goes_on=%s", asked->by,
            pre_stop_ms, asked->timeout_ms, mr_flag_get(&server->draining) ? "true" : "false");
     mr_counter_add(asked->counter, 1);
-    pthread_mutex_lock(&server->drain_mutex);
-    mr_drain_start(&server->drain, &plan, now());
-    pthread_mutex_unlock(&server->drain_mutex);
-    if (asked->leaves) {
-        mr_flag_set(&server->leaving);
-    }
-    mr_flag_set(&server->draining);
-    mr_event_set(&server->news);
+    begin(server, &plan);
 }
 
 void mr_server_drain(mr_server *server, uint32_t timeout_ms)
@@ -68,6 +83,13 @@ void mr_server_leave(mr_server *server)
         .leaves = true,
     };
     start(server, &asked);
+}
+
+void mr_server_close(mr_server *server)
+{
+    const mr_drain_plan plan = {.leaves = true};
+    server->quiet = true;
+    begin(server, &plan);
 }
 
 void mr_server_force(mr_server *server)
@@ -104,7 +126,7 @@ static void log_refusing(mr_server *server)
     if (mr_flag_get(&server->ready)) {
         mr_engine_stats_get(mr_runtime_engine(server->runtime), &stats);
     }
-    mr_log(MR_LOG_INFO, "server", "new requests are refused",
+    mr_log(server->quiet ? MR_LOG_DEBUG : MR_LOG_INFO, "server", "new requests are refused",
            "running=%" PRIu32 " waiting=%" PRIu32, stats.scheduler.running,
            stats.scheduler.waiting);
 }
@@ -168,7 +190,8 @@ static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
     }
     const bool settled = drain->phase >= MR_DRAIN_REFUSING && mr_drain_lingered(drain, now_ns);
     if (settled && !mr_flag_get(&server->drained) && mr_id_registry_is_empty(&server->ids)) {
-        mr_log(MR_LOG_INFO, "server", "drained", "finished=%" PRIu64 " cut_off=%" PRIu64,
+        mr_log(server->quiet ? MR_LOG_DEBUG : MR_LOG_INFO, "server", "drained",
+               "finished=%" PRIu64 " cut_off=%" PRIu64,
                mr_counter_get(&server->metrics.drained_finished),
                mr_counter_get(&server->metrics.drained_cut_off));
         mr_flag_set(&server->drained);
