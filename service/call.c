@@ -225,11 +225,16 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     }
 }
 
+uint64_t mr_call_payload_bytes(const mr_call *call)
+{
+    return call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
+}
+
 mr_status mr_call_unpack(const mr_call *call, const ProtobufCMessageDescriptor *type,
                          ProtobufCMessage **out, mr_error *err)
 {
     const mr_server *server = call->queue->server;
-    const uint64_t bytes = call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
+    const uint64_t bytes = mr_call_payload_bytes(call);
     if (mr_flag_get(&server->ready) && bytes > server->max_message_bytes) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED,
                        "the request has %" PRIu64 " bytes and this server takes %" PRIu64
@@ -286,7 +291,7 @@ static void refuse(mr_call *call, const mr_error *err)
 }
 
 /* Who calls, by key and certificate. */
-static mr_status identify(mr_call *call, mr_error *err)
+static mr_status identify_by(mr_call *call, const grpc_auth_context *context, mr_error *err)
 {
     const mr_tenant_table *table = call->tenants;
     const grpc_slice *value = find_authorization(call);
@@ -295,10 +300,18 @@ static mr_status identify(mr_call *call, mr_error *err)
         proof.authorization = (const char *)GRPC_SLICE_START_PTR(*value);
         proof.authorization_bytes = GRPC_SLICE_LENGTH(*value);
     }
-    grpc_auth_context *context = grpc_call_auth_context(call->call);
+    if (mr_tls_peer_expired(context)) {
+        return mr_fail(err, MR_UNAUTHENTICATED,
+                       "the client certificate has expired: connect with a new one");
+    }
     mr_tls_peer(context, &proof.peer);
-    const mr_status status =
-        mr_caller_identify(&table->tenants, &table->admins, &proof, &call->caller, err);
+    return mr_caller_identify(&table->tenants, &table->admins, &proof, &call->caller, err);
+}
+
+static mr_status identify(mr_call *call, mr_error *err)
+{
+    grpc_auth_context *context = grpc_call_auth_context(call->call);
+    const mr_status status = identify_by(call, context, err);
     grpc_auth_context_release(context);
     return status;
 }

@@ -151,6 +151,10 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
         MR_HANDOFF_TAKE(&queue->decided_tag);
         mr_limit_gate_take(queue);
         break;
+    case MR_RPC_WORKED:
+        MR_HANDOFF_TAKE(&queue->worked_tag);
+        mr_text_worked_take(queue);
+        break;
     case MR_RPC_WAKE:
         MR_HANDOFF_TAKE(&queue->wake_tag);
         mr_request_sink_take(queue);
@@ -284,6 +288,7 @@ static void create_queue(mr_server *server, mr_rpc_queue *queue)
     }
     mr_request_sink_init(queue);
     mr_limit_gate_init(queue);
+    mr_text_worked_init(queue);
     for (size_t p = 0; p < MR_RPC_PORTS; p++) {
         if (server->grpc[p] != NULL) {
             grpc_server_register_completion_queue(server->grpc[p], queue->cq, NULL);
@@ -300,6 +305,17 @@ static mr_status start_guard(const mr_server *server, mr_error *err)
                                          .message_bytes = server->max_message_bytes,
                                          .penalty_ns = server->limits.penalty_ms * MR_NS_PER_MS};
     return mr_connections_start(&limits, err);
+}
+
+static void register_methods(mr_server *server)
+{
+    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
+        grpc_server *grpc = server->grpc[methods[m]->port];
+        if (grpc != NULL && methods[m]->path != NULL) {
+            server->registered[m] =
+                grpc_server_register_method(grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+        }
+    }
 }
 
 static mr_status bind_port(mr_server *server, mr_rpc_port port, const char *address, mr_error *err)
@@ -330,6 +346,7 @@ static mr_status bind_ports(mr_server *server, const mr_server_options *options,
 
 static mr_status start_threads(mr_server *server, mr_error *err)
 {
+    MR_TRY(mr_text_worker_start(&server->texts, err));
     for (uint32_t i = 0; i < server->n_queues; i++) {
         mr_rpc_queue *queue = &server->queues[i];
         if (pthread_create(&queue->thread, NULL, queue_main, queue) != 0) {
@@ -362,13 +379,7 @@ static void set_up(mr_server *server, const mr_server_options *options)
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
         create_queue(server, &server->queues[i]);
     }
-    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-        grpc_server *grpc = server->grpc[methods[m]->port];
-        if (grpc != NULL && methods[m]->path != NULL) {
-            server->registered[m] =
-                grpc_server_register_method(grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
-        }
-    }
+    register_methods(server);
 }
 
 mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_error *err)
@@ -491,6 +502,7 @@ void mr_server_destroy(mr_server *server)
     for (uint32_t i = 0; i < server->n_threads; i++) {
         pthread_join(server->queues[i].thread, NULL);
     }
+    mr_text_worker_stop(&server->texts);
     if (server->n_threads == 0) {
         /* Never ran; gRPC wants its shutdown all the same. */
         mr_server_shut_down_ports(server);

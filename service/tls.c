@@ -151,6 +151,11 @@ static mr_status copy_options(mr_tls *tls, const mr_tls_options *options, mr_err
     if (tls->certificate == NULL || tls->private_key == NULL || tls->client_ca == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for TLS");
     }
+    if (options->client_auth != MR_TLS_CLIENT_NONE && options->client_ca[0] == '\0') {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "tls.client_ca",
+                             "tls.client_ca is missing: tls.client_auth wants certificates of "
+                             "clients");
+    }
     tls->client_auth = options->client_auth;
     tls->interval_ms = options->reload_interval_ms;
     tls->paths = (mr_tls_paths){
@@ -286,4 +291,23 @@ void mr_tls_peer(const grpc_auth_context *context, mr_peer *out)
             }
         }
     }
+}
+
+static const grpc_auth_property *first_property(const grpc_auth_context *context, const char *name)
+{
+    grpc_auth_property_iterator found = grpc_auth_context_find_properties_by_name(context, name);
+    return grpc_auth_property_iterator_next(&found);
+}
+
+bool mr_tls_peer_expired(const grpc_auth_context *context)
+{
+    if (context == NULL) {
+        return false;
+    }
+    const grpc_auth_property *reused = first_property(context, GRPC_SSL_SESSION_REUSED_PROPERTY);
+    if (reused == NULL || strcmp(reused->value, "true") != 0) {
+        return false;
+    }
+    const grpc_auth_property *pem = first_property(context, GRPC_X509_PEM_CERT_PROPERTY_NAME);
+    return pem != NULL && mr_tls_pem_expired(pem->value, pem->value_length, unix_now());
 }

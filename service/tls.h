@@ -52,5 +52,8 @@ void mr_tls_stats_get(mr_tls *tls, mr_tls_stats *out);
 /* What the call's client certificate, which the handshake has verified, says of its holder. It
  * borrows from `context`, the call's own. */
 void mr_tls_peer(const grpc_auth_context *context, mr_peer *out);
+/* Whether the connection resumed a session whose client certificate has expired since: OpenSSL does
+ * not look at it again. */
+bool mr_tls_peer_expired(const grpc_auth_context *context);
 
 #endif

@@ -368,3 +368,19 @@ mr_status mr_tls_material_check(mr_tls_material *material, const mr_tls_paths *p
     material->not_after_s = status == MR_OK ? not_after_s : 0;
     return status;
 }
+
+bool mr_tls_pem_expired(const char *pem, size_t bytes, int64_t now_s)
+{
+    time_t now = (time_t)now_s;
+    BIO *bio = bytes <= FILE_MAX_BYTES ? BIO_new_mem_buf(pem, (int)bytes) : NULL;
+    if (bio == NULL) {
+        return true;
+    }
+    X509 *certificate = PEM_read_bio_X509(bio, NULL, no_password, NULL);
+    const bool over =
+        certificate == NULL || X509_cmp_time(X509_get0_notAfter(certificate), &now) <= 0;
+    X509_free(certificate);
+    BIO_free(bio);
+    ERR_clear_error();
+    return over;
+}

@@ -10,9 +10,10 @@
 #include "base/status.h"
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
-/* Paths; borrowed. NULL or "": there is none. */
+/* Paths; borrowed. NULL or "": there is none; certificate and key are given both or neither. */
 typedef struct mr_tls_paths {
     const char *certificate; /* the holder's first, then those between it and its CA */
     const char *private_key;
@@ -48,6 +49,8 @@ MR_MUST_USE mr_status mr_tls_material_read(const mr_tls_paths *paths, mr_tls_mat
  * key: NOT_FOUND, PERMISSION_DENIED, FAILED_PRECONDITION. */
 MR_MUST_USE mr_status mr_tls_material_check(mr_tls_material *material, const mr_tls_paths *paths,
                                             int64_t now_s, mr_error *err);
+/* Whether the first certificate of `pem` is over at `now_s`, or is none. */
+bool mr_tls_pem_expired(const char *pem, size_t bytes, int64_t now_s);
 /* Wipes the key. Zero is valid. */
 void mr_tls_material_deinit(mr_tls_material *material);
 

@@ -54,7 +54,7 @@ void mr_audit_log(const mr_audit *audit)
         kind = "unknown";
         name = "\"\"";
     }
-    if (audit->status == MR_UNAUTHENTICATED || audit->status == MR_PERMISSION_DENIED) {
+    if (audit->admin == NULL && audit->status != MR_OK) {
         mr_log_folded(MR_LOG_WARN, "audit", "admin call refused",
                       "caller=%s name=%s method=%s status=%s peer=%s", kind, name, method,
                       mr_status_name(audit->status), peer);

@@ -22,8 +22,8 @@ typedef struct mr_audit {
     mr_status status;
 } mr_audit;
 
-/* One line a call, whatever the level of the log; those of callers who may not are folded, or
- * strangers could fill a disk. */
+/* One line a call, whatever the level of the log; calls that fail and are no administrator's are
+ * folded, or strangers could fill a disk. */
 void mr_audit_log(const mr_audit *audit);
 
 #endif

@@ -12,7 +12,6 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from serving import CHANNEL_OPTIONS, Server
 
-NOW = datetime.datetime.now(datetime.timezone.utc)
 DAY = datetime.timedelta(days=1)
 
 
@@ -44,21 +43,23 @@ class Pair:
 
 class Authority(Pair):
     def __init__(self, common="test CA"):
+        now = datetime.datetime.now(datetime.timezone.utc)
         self._key = ec.generate_private_key(ec.SECP256R1())
         builder = (x509.CertificateBuilder().subject_name(_subject(common)).issuer_name(_subject(common))
                    .public_key(self._key.public_key()).serial_number(x509.random_serial_number())
-                   .not_valid_before(NOW - DAY).not_valid_after(NOW + 3650 * DAY)
+                   .not_valid_before(now - DAY).not_valid_after(now + 3650 * DAY)
                    .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True))
         super().__init__(builder.sign(self._key, hashes.SHA256()), self._key)
 
     def issue(self, common="", uris=(), dns=(), ips=(), days=(-1, 365), server=False):
+        now = datetime.datetime.now(datetime.timezone.utc)
         key = ec.generate_private_key(ec.SECP256R1())
         names = ([x509.UniformResourceIdentifier(uri) for uri in uris] + [x509.DNSName(name) for name in dns]
                  + [x509.IPAddress(ipaddress.ip_address(ip)) for ip in ips])
         usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (x509.CertificateBuilder().subject_name(_subject(common)).issuer_name(self.x509.subject)
                    .public_key(key.public_key()).serial_number(x509.random_serial_number())
-                   .not_valid_before(NOW + days[0] * DAY).not_valid_after(NOW + days[1] * DAY)
+                   .not_valid_before(now + days[0] * DAY).not_valid_after(now + days[1] * DAY)
                    .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
                    .add_extension(x509.ExtendedKeyUsage([usage]), critical=False))
         if names:

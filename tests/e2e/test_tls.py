@@ -11,6 +11,7 @@ import time
 import grpc
 import pytest
 from cryptography import x509
+from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from certificates import Authority, Folder, TlsServer, credentials
@@ -186,6 +187,56 @@ def test_a_new_connection_sees_the_new_certificate_and_a_new_ca_N6(millrace_bin,
         wait_for(lambda: served_serial(server.address, authority) == second.serial, "still the old certificate")
         assert code_of(server.new_channel(pair=others)) == grpc.StatusCode.OK
         assert code_of(server.new_channel(pair=client)) == UNAVAILABLE
+
+
+def test_a_resumed_session_does_not_outlive_its_ca(millrace_bin, model_path, authority, tmp_path):
+    """A session that was verified against the old CA opens nothing once there is another."""
+    other = Authority("other CA")
+    folder = Folder(tmp_path / "tls")
+    folder.write_server(authority.server(), authority)
+    pair = authority.issue("client")
+    (tmp_path / "pem").write_bytes(pair.certificate + pair.key)
+    context = ssl.create_default_context(cadata=authority.certificate.decode())
+    context.maximum_version = ssl.TLSVersion.TLSv1_2  # where the session is there when the handshake is over
+    context.set_alpn_protocols(["h2"])
+    context.load_cert_chain(tmp_path / "pem")
+
+    def connect(address, session):
+        host, port = address.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=CALL_S) as plain:
+            with context.wrap_socket(plain, server_hostname="localhost", session=session) as wrapped:
+                return wrapped.session, wrapped.session_reused
+
+    with start(millrace_bin, model_path, authority, folder.settings("require"), pair=pair, metrics=True) as server:
+        session, reused = connect(server.address, None)
+        assert not reused
+        folder.write_server(authority.server(), other)
+        wait_for(lambda: Scrape(server.metrics).value("millrace_tls_reloads_total", result="done") == 1, "no reload")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            connect(server.address, session)
+
+
+def test_a_resumed_session_does_not_outlive_its_certificate(millrace_bin, model_path, authority, folder):
+    """OpenSSL does not look at the dates again, so the server does."""
+    cache = [("grpc.ssl_session_cache", cygrpc.SSLSessionCacheLRU(4))]
+
+    def call(server, pair):
+        address = server.address.replace("127.0.0.1", "localhost")  # sessions are kept by name
+        with grpc.secure_channel(address, credentials(authority, pair), options=cache) as channel:
+            try:
+                generate(pb_grpc.InferenceServiceStub(channel), greedy(1, text=PROMPT))
+            except grpc.RpcError as error:
+                return error.code(), error.details()
+        return grpc.StatusCode.OK, ""
+
+    with start(millrace_bin, model_path, authority, folder.settings("require"),
+               pair=authority.issue("another client")) as server:
+        pair = authority.issue("client", days=(-1, 10 / 86400))
+        for _ in range(3):
+            assert call(server, pair)[0] == grpc.StatusCode.OK
+        wait_for(lambda: time.time() > pair.not_after + 1, "the clock stands still")
+        code, details = call(server, pair)
+        assert code == grpc.StatusCode.UNAUTHENTICATED and "expired" in details
 
 
 def bad_files(authority):

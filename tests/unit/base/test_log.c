@@ -69,6 +69,17 @@ static void test_line_shape(void **state)
     assert_string_equal(line + strlen(shape), " level=error module=m msg=\"say \\\"no\\\"\"\n");
 }
 
+/* What has to be on record is, whatever the level. */
+static void test_record_is_written_at_every_level(void **state)
+{
+    (void)state;
+    char line[4096];
+    mr_log_set_level(MR_LOG_ERROR);
+    mr_log_record("audit", "admin call", "name=%s", "ops");
+    read_line(line, sizeof(line));
+    assert_non_null(strstr(line, " level=info module=audit msg=\"admin call\" name=ops\n"));
+}
+
 static void test_level_drops_lines(void **state)
 {
     (void)state;
@@ -261,6 +272,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_line_shape, redirect, restore),
         cmocka_unit_test_setup_teardown(test_level_drops_lines, redirect, restore),
+        cmocka_unit_test_setup_teardown(test_record_is_written_at_every_level, redirect, restore),
         cmocka_unit_test_setup_teardown(test_one_line_whatever_the_values_hold, redirect, restore),
         cmocka_unit_test_setup_teardown(test_json_lines, redirect, restore),
         cmocka_unit_test_setup_teardown(test_json_numbers, redirect, restore),

@@ -114,6 +114,10 @@ static void test_config_schema_is_closed(void **state)
     assert_says(at(entry, "keys"),
                 "{\"type\": \"array\", \"maxItems\": 8,"
                 "\"items\": {\"type\": \"string\", \"pattern\": \"^[0-9a-fA-F]{64}$\"}}");
+    assert_says(at(entry, "identities"),
+                "{\"type\": \"array\", \"maxItems\": 8,"
+                "\"items\": {\"type\": \"string\", \"minLength\": 1, \"maxLength\": 255}}");
+    assert_non_null(json_object_get(at(schema, "admin/callers"), "items"));
     assert_says(at(entry, "requests_per_s"),
                 "{\"type\": \"number\", \"minimum\": 0, \"maximum\": 1000000, \"default\": 0}");
     json_decref(schema);

@@ -295,6 +295,20 @@ static void test_tls_files_digest(void **state)
     end_scene(&s);
 }
 
+static void test_tls_files_expiry_of_a_peer(void **state)
+{
+    (void)state;
+    EVP_PKEY *key = EVP_EC_gen("P-256");
+    char *pem = certificate_text(key, false, -DAY, DAY);
+    const int64_t now = (int64_t)time(NULL);
+    assert_false(mr_tls_pem_expired(pem, strlen(pem), now));
+    assert_true(mr_tls_pem_expired(pem, strlen(pem), now + DAY + 60));
+    assert_true(mr_tls_pem_expired(pem, 40, now));
+    assert_true(mr_tls_pem_expired("", 0, now));
+    free(pem);
+    EVP_PKEY_free(key);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -306,6 +320,7 @@ int main(void)
         cmocka_unit_test(test_tls_files_weak_key),
         cmocka_unit_test(test_tls_files_cas),
         cmocka_unit_test(test_tls_files_digest),
+        cmocka_unit_test(test_tls_files_expiry_of_a_peer),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
