@@ -358,6 +358,30 @@ static mr_status start_threads(mr_server *server, mr_error *err)
     return MR_OK;
 }
 
+/* All that cannot fail. */
+static void set_up(mr_server *server, const mr_server_options *options)
+{
+    gpr_set_log_function(on_grpc_log);
+    grpc_init();
+    mr_event_init(&server->news);
+    pthread_mutex_init(&server->drain_mutex, NULL);
+    mr_id_registry_init(&server->ids, &server->news);
+    server->drain_times = options->drain;
+    server->stall_ns = options->stall_timeout_ms * MR_NS_PER_MS;
+    mr_metrics_init(&server->metrics);
+    server->reflection = options->reflection;
+    server->admin = options->admin;
+    server->down_tag.event = MR_RPC_SERVER_DOWN;
+    server->max_message_auto = options->max_message_bytes == 0;
+    server->limits = options->limits;
+    create_grpc(server, options);
+    server->n_up = options->health_listen != NULL ? 2 : 1;
+    for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
+        create_queue(server, &server->queues[i]);
+    }
+    register_methods(server);
+}
+
 mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_error *err)
 {
     mr_server *server = mr_calloc(1, sizeof(*server));
@@ -379,25 +403,7 @@ mr_status mr_server_start(const mr_server_options *options, mr_server **out, mr_
         free(server);
         return begun;
     }
-    gpr_set_log_function(on_grpc_log);
-    grpc_init();
-    mr_event_init(&server->news);
-    pthread_mutex_init(&server->drain_mutex, NULL);
-    mr_id_registry_init(&server->ids, &server->news);
-    server->drain_times = options->drain;
-    server->stall_ns = options->stall_timeout_ms * MR_NS_PER_MS;
-    mr_metrics_init(&server->metrics);
-    server->reflection = options->reflection;
-    server->admin = options->admin;
-    server->down_tag.event = MR_RPC_SERVER_DOWN;
-    server->max_message_auto = options->max_message_bytes == 0;
-    server->limits = options->limits;
-    create_grpc(server, options);
-    server->n_up = options->health_listen != NULL ? 2 : 1;
-    for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
-        create_queue(server, &server->queues[i]);
-    }
-    register_methods(server);
+    set_up(server, options);
     mr_status status = start_guard(server, err);
     if (status == MR_OK) {
         status = bind_ports(server, options, err);
