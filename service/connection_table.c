@@ -9,7 +9,7 @@
 
 /* What it may send with no call at all: preface, handshake, settings, pings, TLS records. */
 #define BASE_CREDIT (INT64_C(256) << 10)
-/* Unused, it does not grow beyond this. */
+/* Unused, what is beyond this is lost soon. */
 #define MOST_CREDIT (INT64_C(1) << 20)
 /* Headers and trailers of a call. */
 #define CALL_CREDIT (INT64_C(8) << 10)
@@ -309,8 +309,9 @@ void mr_connection_table_await(mr_connection_table *table, mr_connection_id id)
     }
 }
 
-/* Frames of one byte each would be ten times the message: who sends so is slow by choice. What was
- * sent of a message that is given up is forgiven, since ending the call is a strike. */
+/* Frames of one byte each would be ten times the message: who sends so is slow by choice. Of one
+ * that is given up all of it may have been sent, and may be on its way still; that ends a call, and
+ * so is a strike. */
 void mr_connection_table_received(mr_connection_table *table, mr_connection_id id, uint64_t bytes,
                                   bool given_up)
 {
@@ -319,11 +320,8 @@ void mr_connection_table_received(mr_connection_table *table, mr_connection_id i
         return;
     }
     item->receiving--;
-    uint64_t counted = mr_min_u64(bytes, table->limits.message_bytes);
-    if (given_up) {
-        const uint64_t owed = item->credit < 0 ? (uint64_t)-item->credit : 0;
-        counted = mr_min_u64(owed, table->limits.message_bytes);
-    }
+    const uint64_t most = table->limits.message_bytes;
+    const uint64_t counted = given_up ? most : mr_min_u64(bytes, most);
     item->credit += (int64_t)(counted + counted / 8);
 }
 
@@ -362,9 +360,10 @@ bool mr_connection_table_look(mr_connection_table *table, mr_connection *connect
         sent_bytes > connection->seen_bytes ? sent_bytes - connection->seen_bytes : 0;
     connection->seen_bytes += news;
     connection->credit -= (int64_t)mr_min_u64(news, (uint64_t)INT64_MAX / 4);
-    if (connection->credit > MOST_CREDIT) {
-        connection->credit = MOST_CREDIT;
-    }
+    /* An eighth of what is too much goes at each look: the last bytes of a request that was given
+     * up may come after its end. */
+    const int64_t surplus = connection->credit - MOST_CREDIT;
+    connection->credit -= surplus > 0 ? surplus / 8 + 1 : 0;
     uint64_t coming = 0;
     if (!mr_mul_u64(connection->receiving, table->limits.message_bytes, &coming)) {
         coming = UINT64_MAX / 8;

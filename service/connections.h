@@ -4,7 +4,7 @@
  * for good when file descriptors run out (CVE-2023-4785), and cannot close a connection of our
  * choice. All connections of the process come through accept4(2), which this module stands in for
  * (decision 0014): at guarded ports it counts, refuses and remembers; a thread of its own looks
- * after them ten times a second and shuts down the sockets of those that flood.
+ * after them up to fifty times a second and shuts down the sockets of those that flood.
  *
  * One for the process, as accept4 is. Without mr_connections_start nothing is guarded and every
  * function does nothing. Any thread.

@@ -13,7 +13,9 @@ import time
 import urllib.error
 import urllib.request
 
+import grpc
 import pytest
+from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from charts import PVC, REPOSITORY, Rendered, lack
 from dashboards import queries
@@ -22,7 +24,9 @@ PROGRAM = os.environ.get("MILLRACE_BIN") or lack("set MILLRACE_BIN: these tests 
 MODEL = os.environ.get("MILLRACE_MODEL") or lack("set MILLRACE_MODEL: these tests run a real model")
 
 sys.path.insert(0, str(REPOSITORY / "tests" / "e2e"))
+from certificates import Authority, credentials  # noqa: E402
 from serving import Server, generate, greedy  # noqa: E402
+from stubs import pb_grpc  # noqa: E402
 from test_prometheus import Prometheus, need  # noqa: E402
 
 READY_S = 240
@@ -152,3 +156,50 @@ def test_rendered_pod_runs_with_its_redis_and_answers_its_probes_H2(tmp_path):
             wait_until(connected)
             server.send_signal(signal.SIGTERM)
             assert server.wait(timeout=rendered.pod["spec"]["terminationGracePeriodSeconds"]) == 0
+
+
+def test_rendered_pod_speaks_tls_with_a_secret_of_cert_managers_and_probes_need_none_G6(tmp_path):
+    """The Secret's folder has the names that cert-manager gives; the health port stays plaintext."""
+    grpc_port, metrics_port, health_port = free_ports(3)
+    (tmp_path / "models").symlink_to(os.path.dirname(os.path.abspath(MODEL)))
+    authority = Authority()
+    server_pair, client_pair = authority.server(), authority.issue(uris=["spiffe://example.org/search"])
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    for name, content in [("tls.crt", server_pair.certificate), ("tls.key", server_pair.key),
+                          ("ca.crt", authority.certificate)]:
+        (secret / name).write_bytes(content)
+    rendered = Rendered(
+        {"model": {"path": os.path.basename(MODEL), "pvc": {"claimName": "models"}}, "listenHost": "127.0.0.1",
+         "ports": {"grpc": grpc_port, "metrics": metrics_port, "health": health_port}, "redis": {"mode": "none"},
+         "tls": {"secretName": "t", "clientAuth": "require"}, "healthListener": {"enabled": True},
+         "config": {"max_seq_length": 256, "drain": {"pre_stop_ms": 0},
+                    "tenants": [{"name": "search", "identities": ["spiffe://example.org/search"]}]}})
+    (tmp_path / "millrace.yaml").write_text(rendered.one("ConfigMap", "-config")["data"]["millrace.yaml"])
+
+    def here(text):
+        for folder, place in [("/models", tmp_path / "models"), ("/etc/millrace-tls", secret), ("/etc/millrace", tmp_path)]:
+            text = text.replace(folder, str(place))
+        return text
+
+    def ready(port):
+        with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+            try:
+                reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(), timeout=10)
+            except grpc.RpcError:
+                return False
+            return reply.status == health_pb2.HealthCheckResponse.SERVING
+
+    env = {entry["name"]: here(entry["value"]) for entry in rendered.server["env"]}
+    with running(PROGRAM, *map(here, rendered.server["args"]), env={**os.environ, **env}, stderr=subprocess.DEVNULL,
+                 stdout=subprocess.DEVNULL) as server:
+        wait_until(lambda: ready(rendered.server["readinessProbe"]["grpc"]["port"]))
+        assert status(metrics_port, rendered.server["livenessProbe"]["httpGet"]["path"]) == 200
+        address = f"localhost:{grpc_port}"
+        with grpc.secure_channel(address, credentials(authority, client_pair)) as channel:
+            assert generate(pb_grpc.InferenceServiceStub(channel), greedy(2, text=PROMPT)).ids
+        with grpc.secure_channel(address, credentials(authority)) as channel, pytest.raises(grpc.RpcError):
+            generate(pb_grpc.InferenceServiceStub(channel), greedy(2, text=PROMPT), timeout=20)
+        assert not ready(grpc_port)
+        server.send_signal(signal.SIGTERM)
+        assert server.wait(timeout=rendered.pod["spec"]["terminationGracePeriodSeconds"]) == 0
