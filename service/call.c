@@ -58,7 +58,7 @@ static uint64_t now(void)
 static void free_call(mr_call *call)
 {
     if (call->counted) {
-        mr_connections_end_call(call->connection, call->gone || call->refused);
+        mr_connections_end_call(call->connection, call->fit, call->gone || call->refused);
     }
     mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
@@ -361,15 +361,15 @@ static bool admit(mr_call *call)
 static bool fits(mr_call *call)
 {
     char *peer = grpc_call_get_peer(call->call);
-    const mr_call_fit fit = mr_connections_begin_call(peer, &call->connection);
+    call->fit = mr_connections_begin_call(peer, &call->connection);
     gpr_free(peer);
     call->counted = true;
-    if (fit == MR_CALL_FITS) {
+    if (call->fit == MR_CALL_FITS) {
         return true;
     }
     const mr_server_limits *limits = &call->queue->server->limits;
     mr_error err = {0};
-    if (fit == MR_CALL_CONNECTION_FULL) {
+    if (call->fit == MR_CALL_CONNECTION_FULL) {
         (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
                       "the connection has %" PRIu32 " calls already: wait for one to end, or have "
                       "limits.connection_calls raised",

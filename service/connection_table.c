@@ -288,7 +288,6 @@ mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *in
 
 mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id)
 {
-    table->calls++;
     mr_connection *item = mr_connection_table_get(table, id);
     if (item != NULL) {
         item->calls++;
@@ -297,7 +296,11 @@ mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connec
             return MR_CALL_CONNECTION_FULL;
         }
     }
-    return table->calls > table->limits.calls ? MR_CALL_SERVER_FULL : MR_CALL_FITS;
+    if (table->calls >= table->limits.calls) {
+        return MR_CALL_SERVER_FULL;
+    }
+    table->calls++;
+    return MR_CALL_FITS;
 }
 
 void mr_connection_table_await(mr_connection_table *table, mr_connection_id id)
@@ -333,10 +336,10 @@ void mr_connection_table_sent(mr_connection_table *table, mr_connection_id id)
     }
 }
 
-bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id, bool strike,
-                                  uint64_t now_ns)
+bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id, mr_call_fit fit,
+                                  bool strike, uint64_t now_ns)
 {
-    table->calls--;
+    table->calls -= fit == MR_CALL_FITS ? 1 : 0;
     mr_connection *item = mr_connection_table_get(table, id);
     if (item == NULL) {
         return false;

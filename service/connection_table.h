@@ -90,7 +90,8 @@ uint32_t mr_connection_table_count(const mr_connection_table *table);
 /* The next one from `index` on, NULL after the last; for a walk over all. */
 mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *index);
 
-/* A call came; it is counted, and may go on only if it fits. `end_call` follows in any case. */
+/* A call came, and may go on only if it fits. Of those that do not only the connection keeps count:
+ * they take no place from others. `end_call` follows in any case. */
 mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id);
 /* It was let in, and its message is awaited. */
 void mr_connection_table_await(mr_connection_table *table, mr_connection_id id);
@@ -98,9 +99,9 @@ void mr_connection_table_await(mr_connection_table *table, mr_connection_id id);
 void mr_connection_table_received(mr_connection_table *table, mr_connection_id id, uint64_t bytes,
                                   bool given_up);
 void mr_connection_table_sent(mr_connection_table *table, mr_connection_id id);
-/* True: that was a strike too many, end the connection. */
-bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id, bool strike,
-                                  uint64_t now_ns);
+/* `fit` is what begin_call gave. True: that was a strike too many, end the connection. */
+bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id, mr_call_fit fit,
+                                  bool strike, uint64_t now_ns);
 /* A look at how much it has sent so far; true: far more than it had reason to, end it. */
 bool mr_connection_table_look(mr_connection_table *table, mr_connection *connection,
                               uint64_t sent_bytes);

@@ -358,10 +358,10 @@ void mr_connections_sent(mr_connection_id id)
     pthread_mutex_unlock(&guard.mutex);
 }
 
-void mr_connections_end_call(mr_connection_id id, bool strike)
+void mr_connections_end_call(mr_connection_id id, mr_call_fit fit, bool strike)
 {
     pthread_mutex_lock(&guard.mutex);
-    if (guard.table != NULL && mr_connection_table_end_call(guard.table, id, strike, now())) {
+    if (guard.table != NULL && mr_connection_table_end_call(guard.table, id, fit, strike, now())) {
         mr_connection *item = mr_connection_table_get(guard.table, id);
         throw_out(item, "a connection is closed: it gives up or is refused too many calls");
     }

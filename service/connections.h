@@ -25,6 +25,6 @@ mr_call_fit mr_connections_begin_call(const char *peer, mr_connection_id *out);
 void mr_connections_await(mr_connection_id id);
 void mr_connections_received(mr_connection_id id, uint64_t bytes, bool given_up);
 void mr_connections_sent(mr_connection_id id);
-void mr_connections_end_call(mr_connection_id id, bool strike);
+void mr_connections_end_call(mr_connection_id id, mr_call_fit fit, bool strike);
 
 #endif

@@ -84,6 +84,9 @@ void mr_metrics_tokens(mr_metrics *metrics, mr_token_meter *meter, const mr_requ
     }
     if (meter->last_ns == 0) {
         observe(metrics, MR_MEASURE_FIRST_TOKEN, elapsed(request->arrived_ns, now_ns));
+        /* Choices begin together; what else came with them waited for nothing. */
+        const uint32_t more = tokens > request->params.n ? tokens - request->params.n : 0;
+        mr_histogram_observe(&metrics->measures[MR_MEASURE_INTER_TOKEN], 0.0, more);
     } else {
         /* Tokens that come together share the time; so do choices, which advance side by side. */
         const double each = elapsed(meter->last_ns, now_ns) * request->params.n / tokens;

@@ -120,7 +120,7 @@ static void test_connection_table_makes_room_among_those_without_calls(void **st
     assert_int_equal(mr_connection_table_begin_call(table, worker), MR_CALL_FITS);
     mr_connection_table_await(table, worker);
     mr_connection_table_received(table, worker, 10, false);
-    assert_false(mr_connection_table_end_call(table, worker, false, 1));
+    assert_false(mr_connection_table_end_call(table, worker, MR_CALL_FITS, false, 1));
     (void)admit(table, 2, 3);
     (void)admit(table, 3, 2);
     mr_connection evicted;
@@ -152,22 +152,25 @@ static void test_connection_table_counts_calls_of_one_and_of_all(void **state)
         assert_int_equal(mr_connection_table_begin_call(table, a), MR_CALL_FITS);
     }
     assert_int_equal(mr_connection_table_begin_call(table, a), MR_CALL_CONNECTION_FULL);
+    /* The one that was too many for its connection takes no place from another's. */
     assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_FITS);
+    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}), MR_CALL_FITS);
     assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_SERVER_FULL);
     /* One of a connection that nobody knows counts too. */
     assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}),
                      MR_CALL_SERVER_FULL);
-    (void)mr_connection_table_end_call(table, (mr_connection_id){0}, true, 1);
-    (void)mr_connection_table_end_call(table, b, true, 1);
-    (void)mr_connection_table_end_call(table, a, true, 1);
+    (void)mr_connection_table_end_call(table, b, MR_CALL_SERVER_FULL, true, 1);
+    (void)mr_connection_table_end_call(table, a, MR_CALL_CONNECTION_FULL, true, 1);
+    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_SERVER_FULL);
+    (void)mr_connection_table_end_call(table, (mr_connection_id){0}, MR_CALL_FITS, true, 1);
     assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_FITS);
     mr_connection_table_destroy(table);
 }
 
 static bool strike(mr_connection_table *table, mr_connection_id id, uint64_t now_ns)
 {
-    (void)mr_connection_table_begin_call(table, id);
-    return mr_connection_table_end_call(table, id, true, now_ns);
+    const mr_call_fit fit = mr_connection_table_begin_call(table, id);
+    return mr_connection_table_end_call(table, id, fit, true, now_ns);
 }
 
 static void test_connection_table_counts_strikes_in_ten_seconds(void **state)
@@ -180,7 +183,7 @@ static void test_connection_table_counts_strikes_in_ten_seconds(void **state)
     }
     /* Others' calls that end well are none, and after ten seconds they are forgotten. */
     (void)mr_connection_table_begin_call(table, id);
-    assert_false(mr_connection_table_end_call(table, id, false, 101 * S));
+    assert_false(mr_connection_table_end_call(table, id, MR_CALL_FITS, false, 101 * S));
     for (uint64_t i = 0; i < 4; i++) {
         assert_false(strike(table, id, 111 * S));
     }

@@ -49,6 +49,12 @@ static void test_metrics_time_between_tokens(void **state)
     mr_metrics_tokens(&metrics, &meter, &request, 2, 1500 * MS);
     assert_int_equal(observed(&metrics, MR_MEASURE_INTER_TOKEN), 5);
     assert_sum(&metrics, MR_MEASURE_INTER_TOKEN, 0.35);
+    /* More than the first token of each came at once. */
+    mr_token_meter another = {0};
+    mr_metrics_tokens(&metrics, &another, &request, 5, 1500 * MS);
+    assert_int_equal(observed(&metrics, MR_MEASURE_FIRST_TOKEN), 2);
+    assert_int_equal(observed(&metrics, MR_MEASURE_INTER_TOKEN), 8);
+    assert_sum(&metrics, MR_MEASURE_INTER_TOKEN, 0.35);
 }
 
 static mr_request ended_request(void)
