@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "kernels/cpu/ceiling.h"
+#include "kernels/cpu/fast_amx.h"
 #include "kernels/cpu/internal.h"
 
 #include <stdio.h>
@@ -87,6 +88,13 @@ static bool cpu_runs(mr_cpu_isa isa)
         return features.avx2_fma;
     case MR_CPU_ISA_AVX512_VNNI:
         return features.avx512_vnni;
+#if defined(__x86_64__)
+    case MR_CPU_ISA_AMX:
+        return mr_fast_amx_ready();
+#else
+    case MR_CPU_ISA_AMX:
+        return false;
+#endif
     case MR_CPU_ISA_AUTO:
     case MR_CPU_ISA_PORTABLE:
     case MR_CPU_ISA_COUNT:
@@ -104,13 +112,12 @@ const char *mr_cpu_path_name(mr_cpu_isa isa, bool *runs)
 
 static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **out, mr_error *err)
 {
-    static const mr_cpu_isa best_first[] = {MR_CPU_ISA_AVX512_VNNI, MR_CPU_ISA_AVX2,
+    static const mr_cpu_isa best_first[] = {MR_CPU_ISA_AMX, MR_CPU_ISA_AVX512_VNNI, MR_CPU_ISA_AVX2,
                                             MR_CPU_ISA_PORTABLE};
     static const char *const names[] = {
-        [MR_CPU_ISA_AUTO] = "auto",
-        [MR_CPU_ISA_PORTABLE] = "portable",
-        [MR_CPU_ISA_AVX2] = "avx2",
-        [MR_CPU_ISA_AVX512_VNNI] = "avx512vnni",
+        [MR_CPU_ISA_AUTO] = "auto", [MR_CPU_ISA_PORTABLE] = "portable",
+        [MR_CPU_ISA_AVX2] = "avx2", [MR_CPU_ISA_AVX512_VNNI] = "avx512vnni",
+        [MR_CPU_ISA_AMX] = "amx",
     };
     if ((unsigned)options->compute > MR_COMPUTE_F32 || (unsigned)options->isa >= MR_CPU_ISA_COUNT) {
         return mr_fail(err, MR_INVALID_ARGUMENT, "cpu backend: compute %d, isa %d are not known",

@@ -18,6 +18,7 @@ typedef enum mr_cpu_isa {
     MR_CPU_ISA_PORTABLE,
     MR_CPU_ISA_AVX2,
     MR_CPU_ISA_AVX512_VNNI,
+    MR_CPU_ISA_AMX,
     MR_CPU_ISA_COUNT,
 } mr_cpu_isa;
 

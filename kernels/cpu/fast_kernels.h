@@ -193,7 +193,7 @@ extern const mr_fast_kernels mr_fast_kernels_avx512;
 /* Bytes of scratch that `linear` wants for inputs of `k`. */
 static inline size_t mr_fast_linear_scratch(uint32_t k)
 {
-    return (size_t)(k / MR_FAST_BLOCK) * MR_FAST_STRIP * (MR_FAST_BLOCK + 2 * sizeof(float));
+    return (size_t)(k / MR_FAST_BLOCK) * MR_FAST_STRIP * (MR_FAST_BLOCK + 4 * sizeof(float));
 }
 
 #endif

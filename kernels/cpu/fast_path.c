@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* The vectorised paths: one table an instruction set, all with the same operators. */
 #include "base/checked.h"
+#include "kernels/cpu/fast_amx.h"
 #include "kernels/cpu/fast_internal.h"
 #include "kernels/cpu/fast_pack.h"
 
@@ -213,6 +214,7 @@ static const mr_cpu_path portable = FAST_PATH("portable", &mr_fast_kernels_porta
 #if defined(__x86_64__)
 static const mr_cpu_path avx2 = FAST_PATH("avx2", &mr_fast_kernels_avx2);
 static const mr_cpu_path avx512vnni = FAST_PATH("avx512vnni", &mr_fast_kernels_avx512);
+static const mr_cpu_path amx = FAST_PATH("amx", &mr_fast_kernels_amx);
 #endif
 
 const mr_cpu_path *mr_cpu_fast_path(mr_cpu_isa isa)
@@ -225,6 +227,8 @@ const mr_cpu_path *mr_cpu_fast_path(mr_cpu_isa isa)
         return &avx2;
     case MR_CPU_ISA_AVX512_VNNI:
         return &avx512vnni;
+    case MR_CPU_ISA_AMX:
+        return &amx;
 #endif
     default:
         return NULL;

@@ -4,9 +4,10 @@
 #define MILLRACE_TESTS_FAST_TABLES_H
 
 #include "base/cpu.h"
+#include "kernels/cpu/fast_amx.h"
 #include "kernels/cpu/fast_kernels.h"
 
-#define FAST_TABLES_MAX 3
+#define FAST_TABLES_MAX 4
 
 typedef struct fast_table {
     const char *name;
@@ -25,6 +26,9 @@ static inline uint32_t fast_tables(fast_table out[FAST_TABLES_MAX])
     }
     if (cpu.avx512_vnni) {
         out[count++] = (fast_table){"avx512vnni", &mr_fast_kernels_avx512};
+    }
+    if (mr_fast_amx_ready()) {
+        out[count++] = (fast_table){"amx", &mr_fast_kernels_amx};
     }
 #endif
     return count;

@@ -74,7 +74,8 @@ static float *run(const tiny_plan *tiny, const mr_cpu_options *cpu, const mr_exe
 
 static void check_splits(uint32_t window, uint32_t block_size, mr_dtype kv_dtype, float tolerance)
 {
-    static const mr_cpu_isa isas[] = {MR_CPU_ISA_PORTABLE, MR_CPU_ISA_AVX2, MR_CPU_ISA_AVX512_VNNI};
+    static const mr_cpu_isa isas[] = {MR_CPU_ISA_PORTABLE, MR_CPU_ISA_AVX2, MR_CPU_ISA_AVX512_VNNI,
+                                      MR_CPU_ISA_AMX};
     const tiny_dims dims = long_dims(window);
     const mr_exec_options options = long_options(block_size, kv_dtype);
     const mr_cpu_options f32 = {.compute = MR_COMPUTE_F32, .threads = 1};

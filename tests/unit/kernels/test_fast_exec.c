@@ -15,7 +15,8 @@
 
 enum { LENGTH = 41, VOCAB = 96 };
 
-static const mr_cpu_isa isas[] = {MR_CPU_ISA_PORTABLE, MR_CPU_ISA_AVX2, MR_CPU_ISA_AVX512_VNNI};
+static const mr_cpu_isa isas[] = {MR_CPU_ISA_PORTABLE, MR_CPU_ISA_AVX2, MR_CPU_ISA_AVX512_VNNI,
+                                  MR_CPU_ISA_AMX};
 
 /* NULL where this machine lacks the instruction set. */
 static mr_backend *make_backend(mr_compute compute, mr_cpu_isa isa, uint32_t threads)
@@ -257,7 +258,7 @@ static void test_nan_is_seen(void **state)
 static void test_paths_have_names(void **state)
 {
     (void)state;
-    static const char *const names[] = {"cpu-portable", "cpu-avx2", "cpu-avx512vnni"};
+    static const char *const names[] = {"cpu-portable", "cpu-avx2", "cpu-avx512vnni", "cpu-amx"};
     for (size_t i = 0; i < sizeof(isas) / sizeof(isas[0]); i++) {
         mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isas[i], 1);
         if (backend == NULL) {
