@@ -279,6 +279,8 @@ static void linear(const mr_fast_linear *job)
 {
     if (mr_fast_is_quantised(job->layout)) {
         linear_quantised(job);
+    } else if (job->layout == MR_FAST_BF16_PAIRS) {
+        mr_fast_amx_linear_bf16(job);
     } else {
         mr_impl_linear_float(job);
     }
@@ -308,4 +310,10 @@ static uint64_t burst(uint32_t rounds, uint32_t *sink)
     return (uint64_t)repeats * SUMS * OPERATIONS;
 }
 
-const mr_fast_kernels mr_fast_kernels_amx = MR_FAST_KERNELS(linear, burst);
+const mr_fast_kernels mr_fast_kernels_amx = {
+    MR_FAST_KERNELS_COMMON(linear, burst),
+    .tiles_begin = mr_fast_amx_begin,
+    .tiles = mr_fast_amx_tiles,
+    .tiles_end = mr_fast_amx_end,
+    .zip = mr_fast_amx_zip,
+};
