@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * The tile instructions that fast_amx.c uses: eight registers of up to 16 rows × 64 bytes. With
- * MR_AMX_EMULATED they are C functions that do what the processor's manual says of each, so that
- * the kernels over them are tested on machines without the instructions.
+ * MR_AMX_EMULATED they are functions that do what the processor's manual says of each, so that the
+ * kernels over them are tested on machines with AVX-512 but without the instructions.
  *
  *   int8   C[m][n] += Σ over k of A[m][4k + i] · B[k][4n + i], i = 0 … 3; exact in int32
  *   bf16   C[m][n] += Σ over k of A[m][2k] · B[k][2n] + Σ over k of A[m][2k + 1] · B[k][2n + 1]
@@ -33,7 +33,7 @@ typedef struct mr_amx_config {
 
 #ifdef MR_AMX_EMULATED
 
-#include <math.h>
+#include <immintrin.h>
 #include <string.h>
 
 static _Thread_local struct {
@@ -68,49 +68,56 @@ static inline void mr_amx_store(int tile, void *to, size_t stride)
         memcpy((uint8_t *)to + r * stride, mr_amx.bytes[tile][r], mr_amx.config.row_bytes[tile]);
     }
 }
+/* Row `row` of a tile. */
+static inline __m512i mr_amx_row(int tile, int row)
+{
+    return _mm512_loadu_si512(mr_amx.bytes[tile][row]);
+}
 static inline void mr_amx_dot_int8(int c, int a, int b, bool b_signed)
 {
     for (int m = 0; m < mr_amx.config.rows[c]; m++) {
-        for (int n = 0; n < mr_amx.config.row_bytes[c] / 4; n++) {
-            int32_t sum;
-            memcpy(&sum, &mr_amx.bytes[c][m][4 * n], sizeof(sum));
-            for (int k = 0; k < mr_amx.config.row_bytes[a]; k++) {
-                const uint8_t factor = mr_amx.bytes[b][k / 4][4 * n + k % 4];
-                sum += (int8_t)mr_amx.bytes[a][m][k] * (b_signed ? (int8_t)factor : factor);
-            }
-            memcpy(&mr_amx.bytes[c][m][4 * n], &sum, sizeof(sum));
+        __m512i sum = mr_amx_row(c, m);
+        for (int k = 0; k < mr_amx.config.row_bytes[a]; k++) {
+            /* Byte k % 4 of each lane, moved to its top and down again. */
+            const __m128i up = _mm_cvtsi32_si128(24 - 8 * (k % 4));
+            const __m512i top = _mm512_sll_epi32(mr_amx_row(b, k / 4), up);
+            const __m512i factor =
+                b_signed ? _mm512_srai_epi32(top, 24) : _mm512_srli_epi32(top, 24);
+            const __m512i x = _mm512_set1_epi32((int8_t)mr_amx.bytes[a][m][k]);
+            sum = _mm512_add_epi32(sum, _mm512_mullo_epi32(x, factor));
         }
+        _mm512_storeu_si512(mr_amx.bytes[c][m], sum);
     }
 }
-static inline float mr_amx_flushed(float x)
+/* 0 of the same sign where x is denormal. */
+static inline __m512 mr_amx_flushed(__m512 x)
 {
-    return fpclassify(x) == FP_SUBNORMAL ? copysignf(0.0f, x) : x;
+    const __m512i bits = _mm512_castps_si512(x);
+    const __mmask16 small = _mm512_testn_epi32_mask(bits, _mm512_set1_epi32(0x7f800000));
+    return _mm512_castsi512_ps(
+        _mm512_mask_and_epi32(bits, small, bits, _mm512_set1_epi32(INT32_MIN)));
 }
-/* Number `at` of a row of bf16. */
-static inline float mr_amx_bf16(const uint8_t *row, int at)
+/* The lower (0) or upper (1) bf16 of each lane. */
+static inline __m512 mr_amx_bf16(__m512i pairs, int which)
 {
-    uint16_t half;
-    memcpy(&half, row + 2 * at, sizeof(half));
-    const uint32_t bits = (uint32_t)half << 16;
-    float x;
-    memcpy(&x, &bits, sizeof(x));
-    return mr_amx_flushed(x);
+    const __m512i bits = which == 0 ? _mm512_slli_epi32(pairs, 16)
+                                    : _mm512_and_si512(pairs, _mm512_set1_epi32(-0x10000));
+    return mr_amx_flushed(_mm512_castsi512_ps(bits));
 }
 static inline void mr_amx_dot_bf16(int c, int a, int b)
 {
     for (int m = 0; m < mr_amx.config.rows[c]; m++) {
-        for (int n = 0; n < mr_amx.config.row_bytes[c] / 4; n++) {
-            float sums[2] = {0};
-            for (int k = 0; k < mr_amx.config.row_bytes[a] / 2; k++) {
-                const float x = mr_amx_bf16(mr_amx.bytes[a][m], k);
-                const float y = mr_amx_bf16(mr_amx.bytes[b][k / 2], 2 * n + k % 2);
-                sums[k % 2] = mr_amx_flushed(fmaf(x, y, sums[k % 2]));
-            }
-            float sum;
-            memcpy(&sum, &mr_amx.bytes[c][m][4 * n], sizeof(sum));
-            sum = mr_amx_flushed(mr_amx_flushed(sum) + mr_amx_flushed(sums[0] + sums[1]));
-            memcpy(&mr_amx.bytes[c][m][4 * n], &sum, sizeof(sum));
+        __m512 sums[2] = {_mm512_setzero_ps(), _mm512_setzero_ps()};
+        for (int k = 0; k < mr_amx.config.row_bytes[a] / 2; k++) {
+            int32_t pair;
+            memcpy(&pair, &mr_amx.bytes[a][m][k / 2 * 4], sizeof(pair));
+            const __m512 x = mr_amx_bf16(_mm512_set1_epi32(pair), k % 2);
+            const __m512 y = mr_amx_bf16(mr_amx_row(b, k / 2), k % 2);
+            sums[k % 2] = mr_amx_flushed(_mm512_fmadd_ps(x, y, sums[k % 2]));
         }
+        const __m512 both = mr_amx_flushed(_mm512_add_ps(sums[0], sums[1]));
+        const __m512 sum = mr_amx_flushed(_mm512_castsi512_ps(mr_amx_row(c, m)));
+        _mm512_storeu_ps(mr_amx.bytes[c][m], mr_amx_flushed(_mm512_add_ps(sum, both)));
     }
 }
 #define mr_amx_dot_signed(c, a, b)   mr_amx_dot_int8(c, a, b, true)

@@ -266,6 +266,17 @@ static void test_nan_is_seen(void **state)
     tiny_plan_destroy(&tiny);
 }
 
+/* Tells which paths this machine cannot test: the others are in every test here. */
+static void test_path_is_tested_here(void **state)
+{
+    const mr_cpu_isa isa = *(const mr_cpu_isa *)*state;
+    mr_backend *backend = make_backend(MR_COMPUTE_AUTO, isa, 1);
+    if (backend == NULL) {
+        skip();
+    }
+    backend->vt->destroy(backend);
+}
+
 static void test_paths_have_names(void **state)
 {
     (void)state;
@@ -284,6 +295,14 @@ static void test_paths_have_names(void **state)
     }
 }
 
+#define PATH_IS_TESTED(name, isa)                                                                  \
+    {                                                                                              \
+        "test_path_is_tested_here: " name, test_path_is_tested_here, NULL, NULL, &(mr_cpu_isa)     \
+        {                                                                                          \
+            isa                                                                                    \
+        }                                                                                          \
+    }
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -295,6 +314,10 @@ int main(void)
         cmocka_unit_test(test_exec_batch_invariance),
         cmocka_unit_test(test_nan_is_seen),
         cmocka_unit_test(test_paths_have_names),
+        PATH_IS_TESTED("avx2", MR_CPU_ISA_AVX2),
+        PATH_IS_TESTED("avx512vnni", MR_CPU_ISA_AVX512_VNNI),
+        PATH_IS_TESTED("avx512bf16", MR_CPU_ISA_AVX512_BF16),
+        PATH_IS_TESTED("amx", MR_CPU_ISA_AMX),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
