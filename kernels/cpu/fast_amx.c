@@ -65,16 +65,21 @@ MR_SIMD size_t mr_block_bytes(how h)
     return WORDS * WORD_BYTES + mr_number_vectors(h) * NUMBER_BYTES;
 }
 
-/* Tiles 0 and 1: sums of each plane; 2: activations; 4: weights. */
+/* Tiles 0 … 3: sums of [parity of the unit][plane]; 4, 5: activations; 6, 7: weights. */
 static void configure(how h)
 {
     const uint32_t inputs = MR_FAST_BLOCK / mr_spans(h);
     mr_amx_config config = {.palette = 1};
-    config.rows[0] = config.rows[1] = config.rows[2] = ROWS;
-    config.row_bytes[0] = config.row_bytes[1] = HALF * 4;
-    config.row_bytes[2] = (uint16_t)inputs;
-    config.rows[4] = (uint8_t)(inputs / 4);
-    config.row_bytes[4] = WORD_BYTES;
+    for (uint32_t i = 0; i < 4; i++) {
+        config.rows[i] = ROWS;
+        config.row_bytes[i] = HALF * 4;
+    }
+    for (uint32_t i = 0; i < 2; i++) {
+        config.rows[4 + i] = ROWS;
+        config.row_bytes[4 + i] = (uint16_t)inputs;
+        config.rows[6 + i] = (uint8_t)(inputs / 4);
+        config.row_bytes[6 + i] = WORD_BYTES;
+    }
     mr_amx_configure(&config);
 }
 
@@ -132,48 +137,90 @@ typedef struct dots {
     int32_t plane[2][ROWS][HALF];
 } dots;
 
-MR_SIMD void mr_products(how h, uint32_t span, const uint8_t *block, const uint8_t *x,
-                         size_t row_bytes, dots *out)
+/* 16 rows times a half strip, unit by unit: a block, or a span of one. */
+typedef struct walk {
+    const uint8_t *block; /* the first, in the scratch */
+    const uint8_t *x;     /* of the first row */
+    size_t row_bytes;
+} walk;
+
+MR_SIMD const uint8_t *mr_unit_block(how h, const walk *w, uint32_t unit)
 {
-    const uint8_t *a = x + sizeof(mr_fast_block) + span * MR_FAST_SPAN;
-    mr_amx_load(4, block + span * WORDS / 2 * WORD_BYTES, WORD_BYTES);
-    mr_amx_zero(0);
-    mr_amx_load(2, a, row_bytes);
-    if (h.offsets) {
-        mr_amx_dot_unsigned(0, 2, 4);
+    return w->block + unit / mr_spans(h) * mr_block_bytes(h);
+}
+
+MR_SIMD const uint8_t *mr_unit_x(how h, const walk *w, uint32_t unit)
+{
+    return w->x + unit / mr_spans(h) * mr_fast_block_bytes(h.planes);
+}
+
+#define MULTIPLY(c, a, b)                                                                          \
+    do {                                                                                           \
+        mr_amx_zero(c);                                                                            \
+        if (h.offsets) {                                                                           \
+            mr_amx_dot_unsigned(c, a, b);                                                          \
+        } else {                                                                                   \
+            mr_amx_dot_signed(c, a, b);                                                            \
+        }                                                                                          \
+    } while (0)
+
+/* Starts the products of a unit, in the tiles of its parity. */
+MR_SIMD void mr_unit_multiply(how h, uint32_t odd, const walk *w, uint32_t unit)
+{
+    const uint32_t span = h.pairs ? odd : 0;
+    const uint8_t *codes = mr_unit_block(h, w, unit) + span * WORDS / 2 * WORD_BYTES;
+    const uint8_t *a = mr_unit_x(h, w, unit) + sizeof(mr_fast_block) + span * MR_FAST_SPAN;
+    if (odd) {
+        mr_amx_load(7, codes, WORD_BYTES);
+        mr_amx_load(5, a, w->row_bytes);
+        MULTIPLY(2, 5, 7);
     } else {
-        mr_amx_dot_signed(0, 2, 4);
+        mr_amx_load(6, codes, WORD_BYTES);
+        mr_amx_load(4, a, w->row_bytes);
+        MULTIPLY(0, 4, 6);
     }
-    mr_amx_store(0, out->plane[0], sizeof(out->plane[0][0]));
     if (h.planes == 1) {
         return;
     }
-    mr_amx_zero(1);
-    mr_amx_load(2, a + MR_FAST_BLOCK, row_bytes);
-    if (h.offsets) {
-        mr_amx_dot_unsigned(1, 2, 4);
+    if (odd) {
+        mr_amx_load(5, a + MR_FAST_BLOCK, w->row_bytes);
+        MULTIPLY(3, 5, 7);
     } else {
-        mr_amx_dot_signed(1, 2, 4);
+        mr_amx_load(4, a + MR_FAST_BLOCK, w->row_bytes);
+        MULTIPLY(1, 4, 6);
     }
-    mr_amx_store(1, out->plane[1], sizeof(out->plane[1][0]));
 }
 
-/* Adds a block, or a span of it, to the sums of 16 rows. */
-MR_SIMD void mr_block_add(how h, uint32_t span, const uint8_t *block, const uint8_t *x,
-                          size_t row_bytes, mr_vec sum[ROWS])
+MR_SIMD void mr_unit_store(how h, uint32_t odd, dots *out)
 {
-    _Alignas(64) dots d;
-    mr_products(h, span, block, x, row_bytes, &d);
+    if (odd) {
+        mr_amx_store(2, out->plane[0], sizeof(out->plane[0][0]));
+    } else {
+        mr_amx_store(0, out->plane[0], sizeof(out->plane[0][0]));
+    }
+    if (h.planes == 2 && odd) {
+        mr_amx_store(3, out->plane[1], sizeof(out->plane[1][0]));
+    } else if (h.planes == 2) {
+        mr_amx_store(1, out->plane[1], sizeof(out->plane[1][0]));
+    }
+}
+
+/* Adds a unit's products to the sums of 16 rows. */
+MR_SIMD void mr_unit_add(how h, const walk *w, uint32_t unit, const dots *d, mr_vec sum[ROWS])
+{
+    const uint32_t span = unit % mr_spans(h);
+    const uint8_t *x = mr_unit_x(h, w, unit);
+    const uint8_t *block = mr_unit_block(h, w, unit);
     const float *numbers = (const float *)(const void *)(block + WORDS * WORD_BYTES);
     const mr_vec scale = mr_vec_load(numbers + span * HALF);
     const mr_vec offset = h.offsets ? mr_vec_load(numbers + (mr_spans(h) + span) * HALF) : scale;
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < ROWS; r++) {
-        const mr_fast_block *a = (const mr_fast_block *)(const void *)(x + r * row_bytes);
-        __m512i dot = _mm512_load_si512(d.plane[0][r]);
+        const mr_fast_block *a = (const mr_fast_block *)(const void *)(x + r * w->row_bytes);
+        __m512i dot = _mm512_load_si512(d->plane[0][r]);
         if (h.planes == 2) {
             dot = _mm512_slli_epi32(dot, 8);
-            dot = _mm512_add_epi32(dot, _mm512_load_si512(d.plane[1][r]));
+            dot = _mm512_add_epi32(dot, _mm512_load_si512(d->plane[1][r]));
         }
         const mr_vec factor = mr_vec_mul(scale, mr_vec_set(a->scale));
         sum[r] = mr_vec_fma(_mm512_cvtepi32_ps(dot), factor, sum[r]);
@@ -185,26 +232,44 @@ MR_SIMD void mr_block_add(how h, uint32_t span, const uint8_t *block, const uint
     }
 }
 
+/* All units: while the tiles multiply one, the sums of the one before are added up. */
+MR_SIMD void mr_units_add(how h, const walk *w, uint32_t units, mr_vec sum[ROWS])
+{
+    _Alignas(64) dots d[2];
+    mr_unit_multiply(h, 0, w, 0);
+    mr_unit_store(h, 0, &d[0]);
+    uint32_t unit = 1;
+    for (; unit + 1 < units; unit += 2) {
+        mr_unit_multiply(h, 1, w, unit);
+        mr_unit_add(h, w, unit - 1, &d[0], sum);
+        mr_unit_store(h, 1, &d[1]);
+        mr_unit_multiply(h, 0, w, unit + 1);
+        mr_unit_add(h, w, unit, &d[1], sum);
+        mr_unit_store(h, 0, &d[0]);
+    }
+    if (unit < units) {
+        mr_unit_multiply(h, 1, w, unit);
+        mr_unit_add(h, w, unit - 1, &d[0], sum);
+        mr_unit_store(h, 1, &d[1]);
+    }
+    mr_unit_add(h, w, units - 1, &d[(units - 1) % 2], sum);
+}
+
 /* 16 rows from `x` times one half of the strip. */
 MR_SIMD void mr_half_tile(how h, const mr_fast_linear *job, uint32_t half, const uint8_t *x,
                           float *out)
 {
     const uint32_t blocks = job->k / MR_FAST_BLOCK;
-    const size_t row_bytes = blocks * mr_fast_block_bytes(h.planes);
-    const uint8_t *block = job->scratch + half * (size_t)blocks * mr_block_bytes(h);
+    const walk w = {.block = job->scratch + half * (size_t)blocks * mr_block_bytes(h),
+                    .x = x,
+                    .row_bytes = blocks * mr_fast_block_bytes(h.planes)};
     const uint32_t lanes = mr_tile_lanes(job->n, half);
     mr_vec sum[ROWS];
 #pragma GCC unroll 16
     for (uint32_t r = 0; r < ROWS; r++) {
         sum[r] = mr_vec_set(0.0f);
     }
-    for (uint32_t b = 0; b < blocks; b++) {
-        for (uint32_t span = 0; span < mr_spans(h); span++) {
-            mr_block_add(h, span, block, x, row_bytes, sum);
-        }
-        block += mr_block_bytes(h);
-        x += mr_fast_block_bytes(h.planes);
-    }
+    mr_units_add(h, &w, blocks * mr_spans(h), sum);
     mr_vec bias = mr_vec_set(0.0f);
     if (job->bias != NULL) {
         bias = mr_vec_load_part(job->bias + half * HALF, lanes);
