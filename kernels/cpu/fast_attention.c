@@ -66,6 +66,7 @@ static size_t place(mr_fast_tile *t, float *scratch)
     }
     const size_t most = half_width > t->padded ? half_width : t->padded;
     t->half_q = take_half(scratch, &at, rows * half_width);
+    t->half_q_rest = take_half(scratch, &at, rows * half_width);
     t->half_weights = take_half(scratch, &at, rows * MR_FAST_SPLIT);
     t->half_values = take_half(scratch, &at, (size_t)t->padded * MR_FAST_GROUP);
     t->pairs = (uint32_t *)(void *)take(scratch, &at, most / 2 * MR_FAST_GROUP);

@@ -33,6 +33,7 @@ typedef struct mr_fast_tile {
 
     /* With `half`, and then rows everywhere up to the next multiple of 16. */
     uint16_t *half_q;       /* [rows][mr_fast_half_width(width)] */
+    uint16_t *half_q_rest;  /* likewise: what rounding left of them */
     uint16_t *half_weights; /* [rows][256] */
     uint16_t *half_values;  /* [64][padded] */
     uint32_t *pairs;        /* of keys [mr_fast_half_width(width) / 2][64], values [32][padded] */
@@ -84,7 +85,7 @@ static inline bool mr_fast_attention_in_half(const mr_cpu_exec *exec)
     return exec->options.kv_dtype == MR_DTYPE_BF16 && mr_fast_kernels_of(exec)->tiles != NULL;
 }
 
-/* Queries as bf16. */
+/* Queries as bf16; those in floats are void afterwards. */
 void mr_fast_half_queries(const mr_fast_tile *t);
 /* Weights of row `r` for keys [begin, end) of a split as bf16, 0 around them. */
 void mr_fast_half_weights(const mr_fast_tile *t, uint32_t r, uint32_t begin, uint32_t end);

@@ -32,7 +32,7 @@ static mr_backend *make_backend(mr_compute compute, mr_cpu_isa isa, uint32_t thr
     return backend;
 }
 
-/* Paths that multiply in bf16 round activations, queries and weights of attention to 8 bits: by
+/* Paths that multiply in bf16 round activations and the weights of attention to 8 bits: by
  * 1/512 of themselves at most, and a result is what errors of some hundred of them come to. */
 static double tolerance_of(mr_cpu_isa isa, const tiny_dims *dims, const mr_exec_options *options,
                            double tolerance)
