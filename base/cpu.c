@@ -7,6 +7,8 @@
 #include <sched.h>
 #include <stdio.h>
 #include <sys/resource.h>
+#include <sys/syscall.h>
+#include <unistd.h>
 #if defined(__x86_64__)
 #include <cpuid.h>
 #endif
@@ -71,6 +73,20 @@ mr_cpu_features mr_cpu_detect(void)
 mr_cpu_features mr_cpu_detect(void)
 {
     return (mr_cpu_features){0};
+}
+#endif
+
+#if defined(__x86_64__)
+bool mr_cpu_request_amx(void)
+{
+    const long request_permission = 0x1023; /* ARCH_REQ_XCOMP_PERM, which older headers lack */
+    const long tile_data = 18;
+    return syscall(SYS_arch_prctl, request_permission, tile_data) == 0;
+}
+#else
+bool mr_cpu_request_amx(void)
+{
+    return false;
 }
 #endif
 

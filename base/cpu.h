@@ -15,6 +15,10 @@ typedef struct mr_cpu_features {
 
 mr_cpu_features mr_cpu_detect(void);
 
+/* Asks the system to save the AMX tiles of this process; before they are used, on any thread. False
+ * where it does not: no such CPU, an old kernel, or one that forbids it. */
+bool mr_cpu_request_amx(void);
+
 /* CPUs this process may run on: the affinity mask, cut to the cgroup's CPU quota (v1 and v2,
  * rounded up), at least 1. */
 uint32_t mr_cpu_count(void);

@@ -305,6 +305,20 @@ static mr_status check_gpu(const mr_config *config, mr_error *err)
     return MR_OK;
 }
 
+static mr_status check_cpu_path(const mr_config *config, mr_error *err)
+{
+    if (strcmp(config->cpu_path, "auto") == 0) {
+        return MR_OK;
+    }
+    const bool gpu = strcmp(config->backend, "cuda") == 0;
+    if (gpu || strcmp(config->compute, "f32") == 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "cpu_path",
+                             "cpu_path cannot act with %s: leave one out",
+                             gpu ? "backend=cuda" : "compute=f32, which is plain C");
+    }
+    return MR_OK;
+}
+
 /* Settings that nobody would act on. */
 static mr_status check_prefix_caching(const mr_config *config, mr_error *err)
 {
@@ -344,6 +358,7 @@ mr_status mr_config_finish(mr_config *config, mr_error *err)
 {
     MR_TRY(mr_config_check_callers(config, err));
     MR_TRY(check_gpu(config, err));
+    MR_TRY(check_cpu_path(config, err));
     MR_TRY(check_redis(config, err));
     if ((config->block_size & (config->block_size - 1)) != 0) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "block_size",

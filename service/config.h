@@ -27,6 +27,7 @@ typedef struct mr_config {
     uint64_t random_seed;        /* of load_format random */
     char backend[8];             /* auto | cpu | cuda */
     char compute[8];             /* auto | f32 | bf16 | f16 */
+    char cpu_path[16];           /* auto | the name of a path, see cpu_backend.h */
     char batch_invariant[8];     /* auto | true | false */
     uint32_t threads;            /* 0: the CPUs this process may use */
     uint32_t max_batch_size;

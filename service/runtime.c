@@ -44,6 +44,17 @@ mr_status mr_runtime_open_model(const mr_config *config, const char *path, mr_mo
     return mr_model_open(path, out, err);
 }
 
+/* The path that the settings name; those that this build lacks are named too. */
+static mr_cpu_isa find_isa(const char *name)
+{
+    for (int isa = MR_CPU_ISA_PORTABLE; isa < MR_CPU_ISA_COUNT; isa++) {
+        if (strcmp(mr_cpu_isa_name((mr_cpu_isa)isa), name) == 0) {
+            return (mr_cpu_isa)isa;
+        }
+    }
+    return MR_CPU_ISA_AUTO;
+}
+
 static mr_status open_cpu(mr_runtime *runtime, mr_error *err)
 {
     const char *compute = runtime->config.compute;
@@ -53,7 +64,7 @@ static mr_status open_cpu(mr_runtime *runtime, mr_error *err)
     }
     const mr_cpu_options options = {
         .compute = strcmp(compute, "f32") == 0 ? MR_COMPUTE_F32 : MR_COMPUTE_AUTO,
-        .isa = MR_CPU_ISA_AUTO,
+        .isa = find_isa(runtime->config.cpu_path),
         .threads = runtime->config.threads,
     };
     return mr_cpu_backend_create(&options, &runtime->backend, err);

@@ -4,6 +4,8 @@
 #include "base/checked.h"
 #include "base/cpu.h"
 #include "kernels/cpu/ceiling.h"
+#include "kernels/cpu/fast_amx.h"
+#include "kernels/cpu/fast_avx512bf16.h"
 #include "kernels/cpu/internal.h"
 
 #include <stdio.h>
@@ -87,6 +89,16 @@ static bool cpu_runs(mr_cpu_isa isa)
         return features.avx2_fma;
     case MR_CPU_ISA_AVX512_VNNI:
         return features.avx512_vnni;
+#if defined(__x86_64__)
+    case MR_CPU_ISA_AVX512_BF16:
+        return mr_fast_avx512bf16_ready();
+    case MR_CPU_ISA_AMX:
+        return mr_fast_amx_ready();
+#else
+    case MR_CPU_ISA_AVX512_BF16:
+    case MR_CPU_ISA_AMX:
+        return false;
+#endif
     case MR_CPU_ISA_AUTO:
     case MR_CPU_ISA_PORTABLE:
     case MR_CPU_ISA_COUNT:
@@ -102,16 +114,24 @@ const char *mr_cpu_path_name(mr_cpu_isa isa, bool *runs)
     return path != NULL ? path->name : NULL;
 }
 
-static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **out, mr_error *err)
+const char *mr_cpu_isa_name(mr_cpu_isa isa)
 {
-    static const mr_cpu_isa best_first[] = {MR_CPU_ISA_AVX512_VNNI, MR_CPU_ISA_AVX2,
-                                            MR_CPU_ISA_PORTABLE};
-    static const char *const names[] = {
+    static const char *const names[MR_CPU_ISA_COUNT] = {
         [MR_CPU_ISA_AUTO] = "auto",
         [MR_CPU_ISA_PORTABLE] = "portable",
         [MR_CPU_ISA_AVX2] = "avx2",
         [MR_CPU_ISA_AVX512_VNNI] = "avx512vnni",
+        [MR_CPU_ISA_AVX512_BF16] = "avx512bf16",
+        [MR_CPU_ISA_AMX] = "amx",
     };
+    return names[isa];
+}
+
+static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **out, mr_error *err)
+{
+    static const mr_cpu_isa best_first[] = {MR_CPU_ISA_AMX, MR_CPU_ISA_AVX512_BF16,
+                                            MR_CPU_ISA_AVX512_VNNI, MR_CPU_ISA_AVX2,
+                                            MR_CPU_ISA_PORTABLE};
     if ((unsigned)options->compute > MR_COMPUTE_F32 || (unsigned)options->isa >= MR_CPU_ISA_COUNT) {
         return mr_fail(err, MR_INVALID_ARGUMENT, "cpu backend: compute %d, isa %d are not known",
                        (int)options->compute, (int)options->isa);
@@ -131,10 +151,10 @@ static mr_status choose_path(const mr_cpu_options *options, const mr_cpu_path **
             return MR_OK;
         }
     }
-    return mr_fail(err, MR_FAILED_PRECONDITION,
-                   "cpu backend: the %s path is not in this build or not supported by this CPU; "
-                   "\"auto\" takes the best there is, compute f32 always works",
-                   names[options->isa]);
+    return mr_fail_field(err, MR_FAILED_PRECONDITION, "cpu_path",
+                         "cpu backend: the %s path is not in this build or not supported by this "
+                         "CPU; \"auto\" takes the best there is, compute f32 always works",
+                         mr_cpu_isa_name(options->isa));
 }
 
 mr_status mr_cpu_backend_create(const mr_cpu_options *options, mr_backend **out, mr_error *err)

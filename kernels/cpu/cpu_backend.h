@@ -18,6 +18,8 @@ typedef enum mr_cpu_isa {
     MR_CPU_ISA_PORTABLE,
     MR_CPU_ISA_AVX2,
     MR_CPU_ISA_AVX512_VNNI,
+    MR_CPU_ISA_AVX512_BF16,
+    MR_CPU_ISA_AMX,
     MR_CPU_ISA_COUNT,
 } mr_cpu_isa;
 
@@ -31,6 +33,9 @@ typedef struct mr_cpu_options {
 /* Gives a backend; destroy it through its table. */
 MR_MUST_USE mr_status mr_cpu_backend_create(const mr_cpu_options *options, mr_backend **out,
                                             mr_error *err);
+
+/* "auto", "portable", … whatever this build has. `isa` is below COUNT. Any thread. */
+const char *mr_cpu_isa_name(mr_cpu_isa isa);
 
 /* The name of a vectorised path, slowest first in the enum; NULL when this build lacks it. *runs
  * tells whether this CPU has what it takes. Any thread. */

@@ -19,121 +19,90 @@
  * Where a step decodes so few sequences that threads would wait for each other, the splits of a
  * tile are shared out too: parts are kept until all are there, and merged in the same order.
  */
-#include "kernels/cpu/fast_internal.h"
+#include "kernels/cpu/fast_attention.h"
 
 #include <math.h>
 #include <string.h>
 
 enum { TILE_ROWS = 96, CACHE_LINE = 64 };
 
-/* A tile and its scratch; widths: D, and D rounded up to a vector. */
-typedef struct tile {
-    const mr_cpu_exec *exec;
-    const mr_op_attention *op;
-    const uint32_t *positions; /* [queries] */
-    const uint32_t *table;     /* blocks of the sequence */
-    uint32_t share;            /* query heads a KV head */
-    uint32_t kv_head;
-    uint32_t first_query; /* row of the step */
-    uint32_t queries;
-    uint32_t rows; /* queries · share */
-    uint32_t width, padded;
-    uint32_t first_key, last_key; /* that any row sees */
-
-    float *q;                   /* [rows][width] */
-    float *keys;                /* [width][64] */
-    float *values;              /* [64][padded] */
-    float *scores;              /* [rows][256] */
-    float *part;                /* [rows][padded] */
-    float *total;               /* [rows][padded] */
-    float *max, *sum;           /* [rows] of total; a sum of 0: nothing yet */
-    float *part_max, *part_sum; /* [rows]; a sum of 0: the row sees no key of the split */
-} tile;
-
-static uint32_t round_up(uint32_t n, uint32_t unit)
-{
-    return (n + unit - 1) / unit * unit;
-}
-
 static uint32_t queries_a_tile(uint32_t share)
 {
     return share < TILE_ROWS ? TILE_ROWS / share : 1;
 }
 
-/* Points the arrays of `t` into `scratch` (may be NULL) and gives the bytes they take. */
-static size_t place(tile *t, float *scratch)
+/* An array of `count` floats at *at of the scratch (may be NULL). */
+static float *take(float *scratch, size_t *at, size_t count)
 {
-    const size_t rows = (size_t)queries_a_tile(t->share) * t->share;
-    const size_t sizes[] = {rows * t->width,
-                            (size_t)t->width * MR_FAST_GROUP,
-                            (size_t)t->padded * MR_FAST_GROUP,
-                            rows * MR_FAST_SPLIT,
-                            rows * t->padded,
-                            rows * t->padded,
-                            rows,
-                            rows,
-                            rows,
-                            rows};
-    float **const arrays[] = {&t->q,     &t->keys, &t->values, &t->scores,   &t->part,
-                              &t->total, &t->max,  &t->sum,    &t->part_max, &t->part_sum};
+    float *array = scratch == NULL ? NULL : scratch + *at;
+    *at += (count + MR_FAST_LANES - 1) / MR_FAST_LANES * MR_FAST_LANES;
+    return array;
+}
+
+/* One of `count` halves. */
+static uint16_t *take_half(float *scratch, size_t *at, size_t count)
+{
+    return (uint16_t *)(void *)take(scratch, at, (count + 1) / 2);
+}
+
+/* Points the arrays of `t` into `scratch` (may be NULL) and gives the bytes they take. */
+static size_t place(mr_fast_tile *t, float *scratch)
+{
+    const size_t rows = mr_fast_tile_rows(t, queries_a_tile(t->share) * t->share);
+    const size_t half_width = mr_fast_half_width(t->width);
     size_t at = 0;
-    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
-        *arrays[i] = scratch == NULL ? NULL : scratch + at;
-        at += (sizes[i] + MR_FAST_LANES - 1) / MR_FAST_LANES * MR_FAST_LANES;
+    t->q = take(scratch, &at, rows * t->width);
+    t->scores = take(scratch, &at, rows * MR_FAST_SPLIT);
+    t->part = take(scratch, &at, rows * t->padded);
+    t->total = take(scratch, &at, rows * t->padded);
+    t->max = take(scratch, &at, rows);
+    t->sum = take(scratch, &at, rows);
+    t->part_max = take(scratch, &at, rows);
+    t->part_sum = take(scratch, &at, rows);
+    if (!t->half) {
+        t->keys = take(scratch, &at, (size_t)t->width * MR_FAST_GROUP);
+        t->values = take(scratch, &at, (size_t)t->padded * MR_FAST_GROUP);
+        return at * sizeof(float);
     }
+    const size_t most = half_width > t->padded ? half_width : t->padded;
+    t->half_q = take_half(scratch, &at, rows * half_width);
+    t->half_q_rest = take_half(scratch, &at, rows * half_width);
+    t->half_weights = take_half(scratch, &at, rows * MR_FAST_SPLIT);
+    t->half_values = take_half(scratch, &at, (size_t)t->padded * MR_FAST_GROUP);
+    t->pairs = (uint32_t *)(void *)take(scratch, &at, most / 2 * MR_FAST_GROUP);
     return at * sizeof(float);
 }
 
-static tile tile_of(const mr_cpu_exec *exec, const mr_op_attention *op)
+static mr_fast_tile tile_of(const mr_cpu_exec *exec, const mr_op_attention *op)
 {
     const mr_plan_kv *kv = &exec->plan->kv;
-    return (tile){.exec = exec,
-                  .op = op,
-                  .share = op->heads / kv->heads,
-                  .width = kv->head_width,
-                  .padded = round_up(kv->head_width, MR_FAST_LANES)};
+    return (mr_fast_tile){.exec = exec,
+                          .op = op,
+                          .share = op->heads / kv->heads,
+                          .width = kv->head_width,
+                          .padded = mr_fast_round_up(kv->head_width, MR_FAST_LANES),
+                          .half = mr_fast_attention_in_half(exec)};
 }
 
 size_t mr_fast_attention_scratch(const mr_cpu_exec *exec, const mr_op_attention *op)
 {
-    tile t = tile_of(exec, op);
+    mr_fast_tile t = tile_of(exec, op);
     return place(&t, NULL);
 }
 
 /* First key that the query at `position` sees. */
-static uint32_t first_seen(const tile *t, uint32_t position)
+static uint32_t first_seen(const mr_fast_tile *t, uint32_t position)
 {
     return t->op->window > 0 && position >= t->op->window ? position - t->op->window + 1 : 0;
 }
 
-/* Positions next to each other that lie in one block of the pool: a run of keys or values is read
- * piece by piece. */
-typedef struct piece {
-    mr_cpu_kv_piece in; /* keys or values of the KV head in the block */
-    uint32_t offset;    /* in the block */
-    uint32_t count;
-} piece;
-
-/* The first piece of [key, key + count); keys (value = 0) or values. */
-static inline piece next_piece(const tile *t, uint32_t key, uint32_t count, uint32_t value)
-{
-    const uint32_t block_size = t->exec->options.block_size;
-    const uint32_t offset = key % block_size;
-    const uint32_t room = block_size - offset;
-    return (piece){
-        .in = mr_cpu_kv(t->exec, t->op->layer, value, t->table[key / block_size], t->kv_head),
-        .offset = offset,
-        .count = count < room ? count : room,
-    };
-}
-
 /* Asks for the keys (value = 0) or values of [key, key + count), which lie in short pieces all over
  * the pool, where the processor's own prefetching is of little use. */
-static void prefetch(const tile *t, uint32_t key, uint32_t count, uint32_t value)
+static void prefetch(const mr_fast_tile *t, uint32_t key, uint32_t count, uint32_t value)
 {
     const mr_kv_layout *layout = &t->exec->kv_layout;
     for (uint32_t done = 0; done < count;) {
-        const piece p = next_piece(t, key + done, count - done, value);
+        const mr_fast_piece p = mr_fast_next_piece(t, key + done, count - done, value);
         const uint64_t first = value ? p.offset * layout->row : 0;
         const uint64_t end = value ? first + p.count * layout->row : layout->piece - layout->scales;
         for (uint64_t at = 0; at < layout->scales; at += CACHE_LINE) {
@@ -147,11 +116,11 @@ static void prefetch(const tile *t, uint32_t key, uint32_t count, uint32_t value
 }
 
 /* Widens keys [key, key + count) into columns `column` … of the scratch, block by block. */
-static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t column)
+static void load_keys(const mr_fast_tile *t, uint32_t key, uint32_t count, uint32_t column)
 {
     const mr_dtype dtype = t->exec->options.kv_dtype;
     for (uint32_t done = 0; done < count;) {
-        const piece p = next_piece(t, key + done, count - done, 0);
+        const mr_fast_piece p = mr_fast_next_piece(t, key + done, count - done, 0);
         const mr_fast_widen job = {
             .dtype = dtype,
             .from = p.in.elements + p.offset * t->exec->kv_layout.element,
@@ -168,10 +137,10 @@ static void load_keys(const tile *t, uint32_t key, uint32_t count, uint32_t colu
 }
 
 /* Widens values [key, key + count) into the first rows of the scratch. */
-static void load_values(const tile *t, uint32_t key, uint32_t count)
+static void load_values(const mr_fast_tile *t, uint32_t key, uint32_t count)
 {
     for (uint32_t done = 0; done < count;) {
-        const piece p = next_piece(t, key + done, count - done, 1);
+        const mr_fast_piece p = mr_fast_next_piece(t, key + done, count - done, 1);
         const mr_fast_widen job = {
             .dtype = t->exec->options.kv_dtype,
             .from = p.in.elements + p.offset * t->exec->kv_layout.row,
@@ -188,22 +157,20 @@ static void load_values(const tile *t, uint32_t key, uint32_t count)
     }
 }
 
-/* Where the group of key `key` (relative to its split) ends, at most `end`. */
-static uint32_t group_end(uint32_t key, uint32_t end)
-{
-    const uint32_t after = (key / MR_FAST_GROUP + 1) * MR_FAST_GROUP;
-    return after < end ? after : end;
-}
-
 /* scores = Q · Kᵀ for keys [begin, end) of the split at `base`. Keys outside are not read: they
  * may have left the window and belong to somebody else by now. */
-static void score(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
+static void score(const mr_fast_tile *t, uint32_t base, uint32_t begin, uint32_t end)
 {
     for (uint32_t key = begin, next; key < end; key = next) {
         const uint32_t group = key / MR_FAST_GROUP * MR_FAST_GROUP;
-        next = group_end(key, end);
+        next = mr_fast_group_end(key, end);
+        if (t->half) {
+            prefetch(t, base + next, mr_fast_group_end(next, end) - next, 0);
+            mr_fast_half_score(t, base, key, next);
+            continue;
+        }
         load_keys(t, base + key, next - key, key - group);
-        prefetch(t, base + next, group_end(next, end) - next, 0);
+        prefetch(t, base + next, mr_fast_group_end(next, end) - next, 0);
         const mr_fast_product product = {.a = t->q,
                                          .a_stride = t->width,
                                          .b = t->keys,
@@ -211,19 +178,24 @@ static void score(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
                                          .c = t->scores + group,
                                          .c_stride = MR_FAST_SPLIT,
                                          .rows = t->rows,
-                                         .cols = round_up(next - group, MR_FAST_LANES),
+                                         .cols = mr_fast_round_up(next - group, MR_FAST_LANES),
                                          .depth = t->width};
         mr_fast_kernels_of(t->exec)->product(&product);
     }
 }
 
 /* part = weights · V over the same keys. */
-static void weigh(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
+static void weigh(const mr_fast_tile *t, uint32_t base, uint32_t begin, uint32_t end)
 {
     for (uint32_t key = begin, next; key < end; key = next) {
-        next = group_end(key, end);
+        next = mr_fast_group_end(key, end);
+        if (t->half) {
+            prefetch(t, base + next, mr_fast_group_end(next, end) - next, 1);
+            mr_fast_half_weigh(t, base, key, next, key == begin);
+            continue;
+        }
         load_values(t, base + key, next - key);
-        prefetch(t, base + next, group_end(next, end) - next, 1);
+        prefetch(t, base + next, mr_fast_group_end(next, end) - next, 1);
         const mr_fast_product product = {.a = t->scores + key,
                                          .a_stride = MR_FAST_SPLIT,
                                          .b = t->values,
@@ -239,14 +211,15 @@ static void weigh(const tile *t, uint32_t base, uint32_t begin, uint32_t end)
 }
 
 /* Scores of row `r` to weights: 0 for keys that it does not see. */
-static void weights_of_row(const tile *t, uint32_t r, uint32_t base, uint32_t begin, uint32_t end)
+static void weights_of_row(const mr_fast_tile *t, uint32_t r, uint32_t base, uint32_t begin,
+                           uint32_t end)
 {
     const uint32_t position = t->positions[r / t->share];
     const uint32_t seen = first_seen(t, position);
     const uint32_t last = position >= base ? position - base + 1 : 0;
     mr_fast_softmax row = {.scores = t->scores + (size_t)r * MR_FAST_SPLIT,
                            .first = begin / MR_FAST_LANES * MR_FAST_LANES,
-                           .covered = round_up(end, MR_FAST_LANES),
+                           .covered = mr_fast_round_up(end, MR_FAST_LANES),
                            .begin = seen > base ? seen - base : 0,
                            .end = last < end ? last : end,
                            .scale = t->op->scale,
@@ -258,10 +231,13 @@ static void weights_of_row(const tile *t, uint32_t r, uint32_t base, uint32_t be
     }
     t->part_max[r] = row.max;
     t->part_sum[r] = row.sum;
+    if (t->half) {
+        mr_fast_half_weights(t, r, begin, end);
+    }
 }
 
 /* Merges row `r` of part into total. Both are relative to their own maximum. */
-static void merge(const tile *t, uint32_t r)
+static void merge(const mr_fast_tile *t, uint32_t r)
 {
     float *total = t->total + (size_t)r * t->padded;
     const float *part = t->part + (size_t)r * t->padded;
@@ -283,39 +259,40 @@ static void merge(const tile *t, uint32_t r)
 }
 
 /* The part of split `split`, with its maxima and sums. */
-static void run_split(const tile *t, uint32_t split)
+static void run_split(const mr_fast_tile *t, uint32_t split)
 {
     const uint32_t base = split * MR_FAST_SPLIT;
     const uint32_t begin = t->first_key > base ? t->first_key - base : 0;
     const uint32_t after = t->last_key - base + 1;
     const uint32_t end = after < MR_FAST_SPLIT ? after : MR_FAST_SPLIT;
     score(t, base, begin, end);
-    prefetch(t, base + begin, group_end(begin, end) - begin, 1);
+    prefetch(t, base + begin, mr_fast_group_end(begin, end) - begin, 1);
     for (uint32_t r = 0; r < t->rows; r++) {
         weights_of_row(t, r, base, begin, end);
     }
     weigh(t, base, begin, end);
 }
 
-static void merge_rows(const tile *t)
+static void merge_rows(const mr_fast_tile *t)
 {
     for (uint32_t r = 0; r < t->rows; r++) {
         merge(t, r);
     }
 }
 
-static uint32_t first_split(const tile *t)
+static uint32_t first_split(const mr_fast_tile *t)
 {
     return t->first_key / MR_FAST_SPLIT;
 }
 
-static uint32_t last_split(const tile *t)
+static uint32_t last_split(const mr_fast_tile *t)
 {
     return t->last_key / MR_FAST_SPLIT;
 }
 
 /* Aims the tile at queries [query, query + count) of sequence `seq`. */
-static void aim(tile *t, const mr_batch *batch, uint32_t seq, uint32_t query, uint32_t count)
+static void aim(mr_fast_tile *t, const mr_batch *batch, uint32_t seq, uint32_t query,
+                uint32_t count)
 {
     t->table = mr_cpu_block_table(t->exec, t->op->layer, seq);
     t->first_query = query;
@@ -332,7 +309,7 @@ static void aim(tile *t, const mr_batch *batch, uint32_t seq, uint32_t query, ui
 }
 
 /* Takes the queries of the KV head in, and nothing is added up yet. */
-static void begin_head(tile *t, uint32_t kv_head)
+static void begin_head(mr_fast_tile *t, uint32_t kv_head)
 {
     t->kv_head = kv_head;
     for (uint32_t r = 0; r < t->rows; r++) {
@@ -341,10 +318,13 @@ static void begin_head(tile *t, uint32_t kv_head)
         memcpy(t->q + (size_t)r * t->width, row + head * t->width, t->width * sizeof(float));
         t->sum[r] = 0.0f;
     }
+    if (t->half) {
+        mr_fast_half_queries(t);
+    }
 }
 
 /* The sum of all parts is the output. */
-static void end_head(const tile *t, const mr_op *op)
+static void end_head(const mr_fast_tile *t, const mr_op *op)
 {
     const size_t head_bytes = t->width * sizeof(float);
     for (uint32_t r = 0; r < t->rows; r++) {
@@ -359,7 +339,7 @@ static void end_head(const tile *t, const mr_op *op)
     }
 }
 
-static void run_head(tile *t, const mr_op *op, uint32_t kv_head)
+static void run_head(mr_fast_tile *t, const mr_op *op, uint32_t kv_head)
 {
     begin_head(t, kv_head);
     for (uint32_t s = first_split(t); s <= last_split(t); s++) {
@@ -378,9 +358,10 @@ static uint32_t shared_heads(uint32_t threads)
 }
 
 /* Floats of a part of one query with its maxima and sums. */
-static size_t part_floats(const tile *t)
+static size_t part_floats(const mr_fast_tile *t)
 {
-    return round_up(t->share * (t->padded + 2), MR_FAST_LANES);
+    const uint32_t rows = mr_fast_tile_rows(t, t->share);
+    return mr_fast_round_up(rows * t->padded + 2 * t->share, MR_FAST_LANES);
 }
 
 static size_t splits_of(const mr_cpu_exec *exec)
@@ -390,16 +371,16 @@ static size_t splits_of(const mr_cpu_exec *exec)
 
 size_t mr_fast_attention_parts(const mr_cpu_exec *exec, const mr_op_attention *op)
 {
-    const tile t = tile_of(exec, op);
+    const mr_fast_tile t = tile_of(exec, op);
     return shared_heads(exec->threads) * splits_of(exec) * part_floats(&t);
 }
 
 /* Lets the tile's part be the kept one of unit `head` (of the step) and `split`. */
-static void use_part(tile *t, uint64_t head, uint32_t split)
+static void use_part(mr_fast_tile *t, uint64_t head, uint32_t split)
 {
     float *parts = mr_fast_state_of(t->exec)->parts;
     t->part = parts + (head * splits_of(t->exec) + split) * part_floats(t);
-    t->part_max = t->part + (size_t)t->share * t->padded;
+    t->part_max = t->part + (size_t)mr_fast_tile_rows(t, t->share) * t->padded;
     t->part_sum = t->part_max + t->share;
 }
 
@@ -413,7 +394,7 @@ static bool is_shared(const mr_cpu_exec *exec, const mr_batch *batch, uint32_t t
     return longer && batch->n_tokens == batch->n_seqs && heads < shared_heads(threads);
 }
 
-static void run_shared(tile *t, const mr_op *op, const mr_batch *batch, uint32_t thread,
+static void run_shared(mr_fast_tile *t, const mr_op *op, const mr_batch *batch, uint32_t thread,
                        uint32_t threads)
 {
     const uint32_t kv_heads = t->exec->plan->kv.heads;
@@ -443,27 +424,39 @@ static void run_shared(tile *t, const mr_op *op, const mr_batch *batch, uint32_t
     }
 }
 
-void mr_fast_op_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
-                          uint32_t thread, uint32_t threads)
+/* Tiles of some queries, dealt out in turn, because later ones of a chunk see more keys. */
+static void run_tiles(mr_fast_tile *t, const mr_op *op, const mr_batch *batch, uint32_t thread,
+                      uint32_t threads)
 {
-    tile t = tile_of(exec, &op->attention);
-    const uint32_t height = queries_a_tile(t.share);
-    (void)place(&t, mr_cpu_scratch(exec, thread));
-    if (is_shared(exec, batch, threads)) {
-        run_shared(&t, op, batch, thread, threads);
-        return;
-    }
-    /* Dealt out in turn, because later tiles of a chunk see more keys. */
+    const uint32_t height = queries_a_tile(t->share);
     uint64_t unit = 0;
     for (uint32_t seq = 0; seq < batch->n_seqs; seq++) {
         const uint32_t end = batch->seq_start[seq + 1];
         for (uint32_t query = batch->seq_start[seq]; query < end; query += height) {
-            aim(&t, batch, seq, query, end - query < height ? end - query : height);
-            for (uint32_t head = 0; head < exec->plan->kv.heads; head++, unit++) {
+            aim(t, batch, seq, query, end - query < height ? end - query : height);
+            for (uint32_t head = 0; head < t->exec->plan->kv.heads; head++, unit++) {
                 if (unit % threads == thread) {
-                    run_head(&t, op, head);
+                    run_head(t, op, head);
                 }
             }
         }
+    }
+}
+
+void mr_fast_op_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
+                          uint32_t thread, uint32_t threads)
+{
+    mr_fast_tile t = tile_of(exec, &op->attention);
+    (void)place(&t, mr_cpu_scratch(exec, thread));
+    if (t.half) {
+        mr_fast_kernels_of(exec)->tiles_begin();
+    }
+    if (is_shared(exec, batch, threads)) {
+        run_shared(&t, op, batch, thread, threads);
+    } else {
+        run_tiles(&t, op, batch, thread, threads);
+    }
+    if (t.half) {
+        mr_fast_kernels_of(exec)->tiles_end();
     }
 }

@@ -14,6 +14,8 @@
 #include "kernels/cpu/internal.h"
 
 typedef struct mr_fast_state {
+    uint16_t *
+        *half; /* [n_buffers] → [rows][mr_fast_half_width(width)] bf16, NULL: not needed; owns */
     uint8_t **quant; /* [n_buffers] → [rows][width / 32] mr_fast_block, NULL: not needed; owns */
     uint8_t *planes; /* [n_buffers] of those blocks */
     bool *quantize;  /* [n_ops]: of the output; for a linear: of its input, first */
@@ -42,7 +44,8 @@ static inline size_t mr_fast_quant_bytes(const mr_cpu_exec *exec, mr_buffer_id i
            mr_fast_block_bytes(mr_fast_state_of(exec)->planes[id]);
 }
 
-/* Quantises elements [first, first + count) of a row of a buffer; both multiples of 32. */
+/* Makes the forms that linears read of elements [first, first + count) of a row of a buffer; both
+ * multiples of 32 for codes. */
 void mr_fast_quantize_row(const mr_cpu_exec *exec, mr_buffer_id id, uint32_t row, uint32_t first,
                           uint32_t count);
 

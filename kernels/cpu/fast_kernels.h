@@ -28,6 +28,7 @@
  * read from its first byte to its last by a thread that multiplies with it.
  *
  *   float strip      [k][32 outputs] of the weight's own dtype
+ *   bf16 pairs       [k / 2][32 outputs][2 inputs], k rounded up to 32
  *   quantised strip  [block] { codes of outputs 0 … 15, codes of 16 … 31,
  *                              f16 scales of the 32 outputs, f16 offsets of the 32 outputs }
  *                              with pairs: of the first 16 inputs and then of the last 16, each
@@ -40,6 +41,7 @@ typedef enum mr_fast_layout {
     MR_FAST_F32,
     MR_FAST_F16,
     MR_FAST_BF16,
+    MR_FAST_BF16_PAIRS, /* where activations are rounded to bf16 */
     MR_FAST_U4_OFFSET,
     MR_FAST_U4_CENTRED, /* centre 8 */
     MR_FAST_U8_CENTRED, /* centre 128 */
@@ -70,6 +72,12 @@ static inline bool mr_fast_has_offsets(uint32_t layout)
 static inline bool mr_fast_has_pairs(uint32_t layout)
 {
     return layout >= MR_FAST_U4_PAIRS_OFFSET;
+}
+
+/* Elements of a row of activations in bf16: padded with zeros. */
+static inline size_t mr_fast_half_width(uint32_t k)
+{
+    return ((size_t)k + MR_FAST_BLOCK - 1) / MR_FAST_BLOCK * MR_FAST_BLOCK;
 }
 
 /* f16 numbers of an output in a block: scales, then offsets. */
@@ -108,6 +116,8 @@ typedef struct mr_fast_linear {
     uint32_t n; /* outputs that exist, 1 … MR_FAST_STRIP */
     uint32_t rows;
     const float *x;         /* [rows][k], for float layouts */
+    const uint16_t *x_half; /* [rows][mr_fast_half_width(k)] bf16, for pairs of them; rows up to the
+                             * next multiple of 16 can be read */
     const uint8_t *x_quant; /* [rows][k / 32] mr_fast_block, for quantised ones */
     uint32_t planes;        /* of those */
     const float *bias;      /* [n] or NULL */
@@ -129,6 +139,32 @@ typedef struct mr_fast_product {
     uint32_t depth;
     bool accumulate;
 } mr_fast_product;
+
+/* C[rows][cols] (+)= A[rows][depth] · B[depth][cols] of bf16, summed in float32. Rows up to the
+ * next multiple of 16 are read and written; cols are a multiple of 16, depth one of 32. */
+typedef struct mr_fast_tiles {
+    const uint16_t *a;
+    size_t a_stride;
+    const uint32_t *b; /* [depth / 2][cols] pairs: row 2i in the lower half, 2i + 1 in the upper */
+    size_t b_stride;
+    float *c;
+    size_t c_stride;
+    uint32_t rows;
+    uint32_t cols;
+    uint32_t depth;
+    bool accumulate;
+} mr_fast_tiles;
+
+/* Every two rows of bf16 to one of pairs, as mr_fast_tiles wants them; after an odd number of rows
+ * a 0 follows. */
+typedef struct mr_fast_zip {
+    const uint16_t *from; /* [rows][from_stride] */
+    size_t from_stride;
+    uint32_t *to; /* [rows / 2][to_stride] */
+    size_t to_stride;
+    uint32_t rows;
+    uint32_t cols;
+} mr_fast_zip;
 
 /* Scores of one row against the keys of a split, [begin, end) of them visible. */
 typedef struct mr_fast_softmax {
@@ -182,6 +218,12 @@ typedef struct mr_fast_kernels {
     uint64_t (*burst)(uint32_t rounds, uint32_t *sink);
     /* mr_kv_quantize() bit for bit, but for the codes of what is not finite. */
     float (*quantize_kv)(const float *from, int8_t *codes, uint32_t count);
+    /* Attention in bf16; all NULL where the instruction set has nothing for it. Calls of `tiles`
+     * lie between a begin and an end on the same thread. */
+    void (*tiles_begin)(void);
+    void (*tiles)(const mr_fast_tiles *job);
+    void (*tiles_end)(void);
+    void (*zip)(const mr_fast_zip *job);
 } mr_fast_kernels;
 
 extern const mr_fast_kernels mr_fast_kernels_portable;
@@ -193,7 +235,7 @@ extern const mr_fast_kernels mr_fast_kernels_avx512;
 /* Bytes of scratch that `linear` wants for inputs of `k`. */
 static inline size_t mr_fast_linear_scratch(uint32_t k)
 {
-    return (size_t)(k / MR_FAST_BLOCK) * MR_FAST_STRIP * (MR_FAST_BLOCK + 2 * sizeof(float));
+    return (size_t)(k / MR_FAST_BLOCK) * MR_FAST_STRIP * (MR_FAST_BLOCK + 4 * sizeof(float));
 }
 
 #endif

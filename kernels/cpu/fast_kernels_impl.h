@@ -94,8 +94,9 @@ MR_SIMD void mr_quantize_block(const float *x, uint32_t planes, mr_fast_block *o
     lo = mr_vec_mul(lo, factor);
     hi = mr_vec_mul(hi, factor);
     int32_t sum;
+    int32_t low;
     if (planes == 1) {
-        sum = mr_vec_store_codes(out->codes, lo, hi);
+        sum = mr_vec_store_codes(out->codes, lo, hi, &low);
     } else {
         /* code = 256 · upper + lower with lower in −128 … 127: x − 256 · upper is exact */
         lo = mr_vec_round(lo);
@@ -104,21 +105,17 @@ MR_SIMD void mr_quantize_block(const float *x, uint32_t planes, mr_fast_block *o
         mr_vec half = mr_vec_set(0.5f);
         mr_vec upper_lo = mr_vec_floor(mr_vec_fma(lo, part, half));
         mr_vec upper_hi = mr_vec_floor(mr_vec_fma(hi, part, half));
-        sum = 256 * mr_vec_store_codes(out->codes, upper_lo, upper_hi);
+        int32_t lower_low;
+        sum = 256 * mr_vec_store_codes(out->codes, upper_lo, upper_hi, &low);
         lo = mr_vec_fma(upper_lo, mr_vec_set(-256.0f), lo);
         hi = mr_vec_fma(upper_hi, mr_vec_set(-256.0f), hi);
-        sum += mr_vec_store_codes(out->codes + MR_FAST_BLOCK, lo, hi);
+        sum += mr_vec_store_codes(out->codes + MR_FAST_BLOCK, lo, hi, &lower_low);
+        low = 256 * low + lower_low;
     }
     out->scale = nought ? 0.0f : magnitude / largest;
     out->offset_sum = out->scale * (float)sum;
     out->minus_sum = -sum;
-    out->minus_low = 0;
-    for (uint32_t plane = 0; plane < planes; plane++) {
-        out->minus_low *= 256;
-        for (uint32_t i = 0; i < MR_FAST_SPAN; i++) {
-            out->minus_low -= out->codes[plane * MR_FAST_BLOCK + i];
-        }
-    }
+    out->minus_low = -low;
 }
 
 static void mr_impl_quantize(const float *x, uint32_t count, uint32_t planes, uint8_t *out)
@@ -376,7 +373,8 @@ static float mr_impl_quantize_kv(const float *from, int8_t *codes, uint32_t coun
         memcpy(part, from + i, n * sizeof(float));
         mr_vec lo = mr_vec_mul(mr_vec_load(part), factor);
         mr_vec hi = mr_vec_mul(mr_vec_load(part + MR_FAST_LANES), factor);
-        (void)mr_vec_store_codes(rest, lo, hi);
+        int32_t low;
+        (void)mr_vec_store_codes(rest, lo, hi, &low);
         memcpy(codes + i, rest, n);
     }
     return nought ? 0.0f : largest / 127.0f;

@@ -16,6 +16,14 @@ void mr_fast_quantize_row(const mr_cpu_exec *exec, mr_buffer_id id, uint32_t row
 {
     const mr_fast_state *state = mr_fast_state_of(exec);
     const uint32_t planes = state->planes[id];
+    if (state->half[id] != NULL) {
+        const size_t width = mr_fast_half_width(exec->plan->buffers[id].width);
+        mr_fast_kernels_of(exec)->narrow(MR_DTYPE_BF16, mr_cpu_row(exec, id, row) + first,
+                                         state->half[id] + row * width + first, count);
+    }
+    if (state->quant[id] == NULL) {
+        return;
+    }
     uint8_t *out = state->quant[id] + row * mr_fast_quant_bytes(exec, id) +
                    first / MR_FAST_BLOCK * mr_fast_block_bytes(planes);
     mr_fast_kernels_of(exec)->quantize(mr_cpu_row(exec, id, row) + first, count, planes, out);
@@ -147,6 +155,9 @@ static void run_unit(mr_cpu_exec *exec, const mr_op_linear *linear, const grid *
         job.planes = mr_fast_state_of(exec)->planes[linear->in];
         job.x_quant = mr_fast_state_of(exec)->quant[linear->in] +
                       begin * mr_fast_quant_bytes(exec, linear->in);
+    } else if (weight->layout == MR_FAST_BF16_PAIRS) {
+        job.x_half =
+            mr_fast_state_of(exec)->half[linear->in] + begin * mr_fast_half_width(weight->k);
     } else {
         job.x = mr_cpu_row(exec, linear->in, (uint32_t)begin);
     }

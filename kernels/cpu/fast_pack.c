@@ -76,7 +76,17 @@ size_t mr_fast_strip_bytes(uint32_t layout, uint32_t k)
     if (mr_fast_is_quantised(layout)) {
         return k / MR_FAST_BLOCK * block_bytes(layout);
     }
+    if (layout == MR_FAST_BF16_PAIRS) {
+        return MR_FAST_STRIP * mr_fast_half_width(k) * sizeof(uint16_t);
+    }
     return (size_t)MR_FAST_STRIP * k * element_bytes(layout);
+}
+
+/* Where input `j` of output `i` lies in a float strip, in elements. */
+static size_t element_at(uint32_t layout, size_t j, uint32_t i)
+{
+    return layout == MR_FAST_BF16_PAIRS ? (j / 2 * MR_FAST_STRIP + i) * 2 + j % 2
+                                        : j * MR_FAST_STRIP + i;
 }
 
 /* Of weights with codes. Integer layouts are exact but for an offset, which is rounded to f16. What
@@ -109,6 +119,21 @@ mr_status mr_fast_weight_layout(const mr_plan_weight *from, mr_cpu_weight *to, m
     return MR_OK;
 }
 
+mr_status mr_fast_weight_layout_pairs(const mr_plan_weight *from, mr_cpu_weight *to, mr_error *err)
+{
+    MR_TRY(mr_fast_weight_layout(from, to, err));
+    if (to->layout != MR_FAST_BF16 || (to->uses & MR_CPU_USE_LINEAR) == 0) {
+        return MR_OK;
+    }
+    const uint64_t strips = ((uint64_t)to->n + MR_FAST_STRIP - 1) / MR_FAST_STRIP;
+    to->layout = MR_FAST_BF16_PAIRS;
+    if (!mr_mul_u64(strips, mr_fast_strip_bytes(to->layout, to->k), &to->bytes)) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "weight %s: %u x %u is too large", from->name,
+                       to->n, to->k);
+    }
+    return MR_OK;
+}
+
 /* Packs `count` rows, at most a strip of them. */
 static void pack_float_strip(const mr_cpu_weight *to, const uint8_t *rows, uint32_t count,
                              uint8_t *out)
@@ -124,7 +149,7 @@ static void pack_float_strip(const mr_cpu_weight *to, const uint8_t *rows, uint3
     }
     for (size_t j = 0; j < to->k; j++) {
         for (uint32_t i = 0; i < count; i++) {
-            memcpy(out + (j * MR_FAST_STRIP + i) * 2, rows + i * row_bytes + 2 * j, 2);
+            memcpy(out + element_at(to->layout, j, i) * 2, rows + i * row_bytes + 2 * j, 2);
         }
     }
 }
@@ -166,7 +191,7 @@ static void pack_rounded_row(const mr_cpu_weight *to, const uint8_t *row, uint32
         }
         const uint16_t bits = to->layout == MR_FAST_F16 ? mr_f32_to_f16(values[in_block])
                                                         : mr_f32_to_bf16(values[in_block]);
-        memcpy(out + ((size_t)j * MR_FAST_STRIP + i) * 2, &bits, 2);
+        memcpy(out + element_at(to->layout, j, i) * 2, &bits, 2);
     }
 }
 
@@ -236,7 +261,7 @@ static float read_f16(const uint8_t *at)
 static void float_row(const mr_cpu_weight *weight, const uint8_t *strip, uint32_t i, float *out)
 {
     for (size_t j = 0; j < weight->k; j++) {
-        size_t element = j * MR_FAST_STRIP + i;
+        const size_t element = element_at(weight->layout, j, i);
         if (weight->layout == MR_FAST_F32) {
             memcpy(out + j, strip + 4 * element, 4);
             continue;

@@ -10,6 +10,9 @@
 /* As mr_cpu_path.weight_layout and weight_pack. */
 MR_MUST_USE mr_status mr_fast_weight_layout(const mr_plan_weight *from, mr_cpu_weight *to,
                                             mr_error *err);
+/* Likewise on paths that multiply in bf16. */
+MR_MUST_USE mr_status mr_fast_weight_layout_pairs(const mr_plan_weight *from, mr_cpu_weight *to,
+                                                  mr_error *err);
 void mr_fast_weight_pack(mr_cpu_source *from, mr_cpu_weight *to, uint32_t thread, uint32_t threads);
 
 /* Bytes of a strip of inputs `k`; a multiple of 64. */

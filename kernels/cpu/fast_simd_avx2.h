@@ -187,16 +187,19 @@ MR_SIMD __m256i mr_half_words(mr_vec v)
     __m256i words = _mm256_packs_epi32(_mm256_cvtps_epi32(v.lo), _mm256_cvtps_epi32(v.hi));
     return _mm256_permute4x64_epi64(words, 0xd8);
 }
-MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
+MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi, int32_t *low_sum)
 {
     __m256i lo_words = mr_half_words(lo);
     __m256i hi_words = mr_half_words(hi);
     __m256i codes = _mm256_permute4x64_epi64(_mm256_packs_epi16(lo_words, hi_words), 0xd8);
     _mm256_storeu_si256((void *)to, codes);
-    __m256i sums = _mm256_madd_epi16(_mm256_add_epi16(lo_words, hi_words), _mm256_set1_epi16(1));
-    __m128i sum = _mm_add_epi32(_mm256_castsi256_si128(sums), _mm256_extracti128_si256(sums, 1));
-    sum = _mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0x4e));
-    return _mm_cvtsi128_si32(_mm_add_epi32(sum, _mm_shuffle_epi32(sum, 0xb1)));
+    /* Bytes made unsigned by adding 128 are summed eight at a time. */
+    __m256i bytes = _mm256_xor_si256(codes, _mm256_set1_epi8(-128));
+    __m256i sums = _mm256_sad_epu8(bytes, _mm256_setzero_si256());
+    __m128i low = _mm256_castsi256_si128(sums);
+    __m128i high = _mm256_extracti128_si256(sums, 1);
+    *low_sum = _mm_cvtsi128_si32(low) + _mm_extract_epi32(low, 2) - 16 * 128;
+    return *low_sum + _mm_cvtsi128_si32(high) + _mm_extract_epi32(high, 2) - 16 * 128;
 }
 MR_SIMD __m256 mr_half_rotate(__m256 v, const float *cos, const float *sin)
 {

@@ -142,14 +142,19 @@ MR_SIMD mr_vec mr_vec_load_int8(const int8_t *from)
 {
     return _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128((const void *)from)));
 }
-/* Rounds 32 values within −128 … 127 to int8 and gives the sum. */
-MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
+/* Rounds 32 values within −128 … 127 to int8 and gives the sum, and that of the first 16. */
+MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi, int32_t *low_sum)
 {
-    __m512i lo_codes = _mm512_cvtps_epi32(lo);
-    __m512i hi_codes = _mm512_cvtps_epi32(hi);
-    _mm_storeu_si128((void *)to, _mm512_cvtsepi32_epi8(lo_codes));
-    _mm_storeu_si128((void *)(to + 16), _mm512_cvtsepi32_epi8(hi_codes));
-    return _mm512_reduce_add_epi32(_mm512_add_epi32(lo_codes, hi_codes));
+    __m128i lo_codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(lo));
+    __m128i hi_codes = _mm512_cvtsepi32_epi8(_mm512_cvtps_epi32(hi));
+    _mm_storeu_si128((void *)to, lo_codes);
+    _mm_storeu_si128((void *)(to + 16), hi_codes);
+    /* Bytes made unsigned by adding 128 are summed eight at a time. */
+    const __m128i sign = _mm_set1_epi8(-128);
+    __m128i low = _mm_sad_epu8(_mm_xor_si128(lo_codes, sign), _mm_setzero_si128());
+    __m128i high = _mm_sad_epu8(_mm_xor_si128(hi_codes, sign), _mm_setzero_si128());
+    *low_sum = _mm_cvtsi128_si32(low) + _mm_extract_epi32(low, 2) - 16 * 128;
+    return *low_sum + _mm_cvtsi128_si32(high) + _mm_extract_epi32(high, 2) - 16 * 128;
 }
 /* Rotates the pairs (2i, 2i + 1) by the angles whose 8 cosines and sines are given. */
 MR_SIMD mr_vec mr_vec_rotate_pairs(mr_vec v, const float *cos, const float *sin)

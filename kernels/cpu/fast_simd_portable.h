@@ -216,15 +216,18 @@ MR_SIMD mr_vec mr_vec_load_int8(const int8_t *from)
     }
     return out;
 }
-MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi)
+MR_SIMD int32_t mr_vec_store_codes(int8_t *to, mr_vec lo, mr_vec hi, int32_t *low_sum)
 {
-    int32_t sum = 0;
+    int32_t low = 0;
+    int32_t high = 0;
     for (uint32_t i = 0; i < 16; i++) {
         to[i] = (int8_t)mr_lane_int(rintf(lo.lane[i]));
         to[16 + i] = (int8_t)mr_lane_int(rintf(hi.lane[i]));
-        sum += to[i] + to[16 + i];
+        low += to[i];
+        high += to[16 + i];
     }
-    return sum;
+    *low_sum = low;
+    return low + high;
 }
 MR_SIMD mr_vec mr_vec_rotate_pairs(mr_vec v, const float *cos, const float *sin)
 {

@@ -163,13 +163,16 @@ static void mr_impl_linear_float(const mr_fast_linear *job)
     }
 }
 
-/* The table of this instruction set, but for its integer kernels. */
+/* What a table of this instruction set has in any case. */
+#define MR_FAST_KERNELS_COMMON(linear_fn, burst_fn)                                                \
+    .quantize = mr_impl_quantize, .linear = (linear_fn), .product = mr_impl_product,               \
+    .softmax = mr_impl_softmax, .blend = mr_impl_blend, .scale = mr_impl_scale,                    \
+    .add = mr_impl_add, .mean_square = mr_impl_mean_square, .mean = mr_impl_mean,                  \
+    .normalize = mr_impl_normalize, .gated = mr_impl_gated, .rotate = mr_impl_rotate,              \
+    .widen = mr_impl_widen, .narrow = mr_impl_narrow, .quantize_kv = mr_impl_quantize_kv,          \
+    .burst = (burst_fn)
+
 #define MR_FAST_KERNELS(linear_fn, burst_fn)                                                       \
     {                                                                                              \
-        .quantize = mr_impl_quantize, .linear = (linear_fn), .product = mr_impl_product,           \
-        .softmax = mr_impl_softmax, .blend = mr_impl_blend, .scale = mr_impl_scale,                \
-        .add = mr_impl_add, .mean_square = mr_impl_mean_square, .mean = mr_impl_mean,              \
-        .normalize = mr_impl_normalize, .gated = mr_impl_gated, .rotate = mr_impl_rotate,          \
-        .widen = mr_impl_widen, .narrow = mr_impl_narrow, .quantize_kv = mr_impl_quantize_kv,      \
-        .burst = (burst_fn),                                                                       \
+        MR_FAST_KERNELS_COMMON(linear_fn, burst_fn)                                                \
     }

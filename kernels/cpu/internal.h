@@ -3,7 +3,8 @@
  * What the files of kernels/cpu share: weights, executor and the table of a code path.
  *
  *   backend ── path ──► one table: weight layout, scratch, a function for each kind of operator
- *                       reference (compute=f32) | portable | AVX2 | AVX-512 VNNI
+ *                       reference (compute=f32) | portable | AVX2 | AVX-512 VNNI | AVX-512 BF16 |
+ *                       AMX
  *   step.c walks the plan as one job of the thread pool. Every thread calls every operator, takes
  *   its share of the work, and meets the others at a barrier after it.
  *
@@ -131,7 +132,7 @@ typedef void (*mr_cpu_op_fn)(mr_cpu_exec *exec, const mr_op *op, const mr_batch 
 
 struct mr_cpu_path {
     const struct mr_fast_kernels *kernels; /* of the instruction set; NULL: the reference */
-    const char *name;     /* "reference", "portable", "avx2", "avx512vnni"; info: "cpu-<name>" */
+    const char *name;     /* "reference", or of mr_cpu_isa_name(); info: "cpu-<name>" */
     const char *numerics; /* all that changes bits, revision included: "cpu-reference/f32/1" */
 
     /* Sets to->layout and to->bytes for a weight whose dtype, n, k and uses are set (never for

@@ -30,11 +30,15 @@ def test_tokenize_equals_the_reference_and_back(millrace_bin, model_path):
     assert [row["text"] for row in back] == [row["text"] for row in rows]
 
 
-def score(binary, model, *settings):
+def score_arguments(model, *settings):
     arguments = ["score", "--model", model, "--ids", DATA / "perplexity_persuasion.json", "--json"]
     for setting in settings:
         arguments += ["--set", setting]
-    return json.loads(run(binary, *arguments))
+    return arguments
+
+
+def score(binary, model, *settings):
+    return json.loads(run(binary, *score_arguments(model, *settings)))
 
 
 def test_perplexity_of_the_reference_mode(millrace_bin, model_path):
@@ -47,6 +51,19 @@ def test_perplexity_of_the_reference_mode(millrace_bin, model_path):
 def test_perplexity_of_the_default_mode(millrace_bin, model_path):
     want = json.loads((DATA / "perplexity_persuasion.json").read_text())
     got = score(millrace_bin, model_path)
+    assert got["perplexity"] == pytest.approx(want["perplexity"], rel=5e-3)
+
+
+@pytest.mark.parametrize("cpu_path", ["avx2", "avx512vnni", "avx512bf16", "amx"])
+def test_perplexity_of_cpu_paths(millrace_bin, model_path, cpu_path):
+    arguments = score_arguments(model_path, f"cpu_path={cpu_path}")
+    done = subprocess.run([millrace_bin, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    if f"the {cpu_path} path is not in this build or not supported by this CPU" in done.stderr:
+        pytest.skip(f"this machine does not run {cpu_path}")
+    assert done.returncode == 0, done.stderr
+    want = json.loads((DATA / "perplexity_persuasion.json").read_text())
+    got = json.loads(done.stdout)
+    print(f"perplexity on {cpu_path}: {got['perplexity']:.4f}, the reference {want['perplexity']:.4f}")
     assert got["perplexity"] == pytest.approx(want["perplexity"], rel=5e-3)
 
 

@@ -8,8 +8,13 @@
 
 #include <cmocka.h>
 
+#include <dirent.h>
+#include <stdbool.h>
+#include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 #define MAX_THREADS 5
 #define PHASES      200
@@ -65,6 +70,50 @@ static void test_sleeping_workers_wake(void **state)
         mr_thread_pool_run(pool, count_run, &all);
         assert_int_equal(all.ran[2], run);
     }
+    mr_thread_pool_destroy(pool);
+}
+
+/* The state letter of every other thread of this process is S (asleep), by /proc. */
+static bool others_sleep(void)
+{
+    bool asleep = true;
+    DIR *tasks = opendir("/proc/self/task");
+    assert_non_null(tasks);
+    for (struct dirent *entry = readdir(tasks); entry != NULL; entry = readdir(tasks)) {
+        const long id = strtol(entry->d_name, NULL, 10);
+        if (id == 0 || id == (long)getpid()) {
+            continue;
+        }
+        char path[64];
+        char line[256] = "";
+        snprintf(path, sizeof(path), "/proc/self/task/%ld/stat", id);
+        FILE *file = fopen(path, "r");
+        if (file == NULL) {
+            continue; /* it ended meanwhile */
+        }
+        (void)fgets(line, sizeof(line), file);
+        fclose(file);
+        const char *after_name = strrchr(line, ')');
+        assert_non_null(after_name);
+        asleep = asleep && after_name[2] == 'S';
+    }
+    closedir(tasks);
+    return asleep;
+}
+
+/* An idle pool costs nothing, though its workers spin at first: they must be found asleep. */
+static void test_idle_workers_sleep(void **state)
+{
+    (void)state;
+    mr_thread_pool *pool = make_pool(3);
+    job all = {.pool = pool};
+    for (uint32_t run = 1; run <= 3; run++) {
+        mr_thread_pool_run(pool, count_run, &all);
+        while (!others_sleep()) { /* for ever where they spin; the test's time limit ends it */
+            nanosleep(&(struct timespec){.tv_nsec = 1000000}, NULL);
+        }
+    }
+    assert_int_equal(all.ran[2], 3);
     mr_thread_pool_destroy(pool);
 }
 
@@ -160,6 +209,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_every_index_runs_once_a_job),
         cmocka_unit_test(test_sleeping_workers_wake),
+        cmocka_unit_test(test_idle_workers_sleep),
         cmocka_unit_test(test_barrier_separates_phases),
         cmocka_unit_test(test_pool_without_jobs_and_bad_sizes),
         cmocka_unit_test(test_share_examples),

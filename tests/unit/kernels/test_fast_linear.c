@@ -18,7 +18,7 @@
 
 #include <cmocka.h>
 
-enum { MAX_ROWS = 17, BLOCK = 32 };
+enum { MAX_ROWS = 35, BLOCK = 32, TILE = 16 };
 
 typedef struct matrix {
     mr_plan_weight from;
@@ -51,7 +51,8 @@ static void matrix_pack(matrix *m)
     }
 }
 
-static void matrix_create(mr_dtype dtype, uint32_t n, uint32_t k, matrix *out)
+/* `pairs`: as a path has it that multiplies in bf16. */
+static void matrix_create(mr_dtype dtype, uint32_t n, uint32_t k, bool pairs, matrix *out)
 {
     uint64_t seed = 100 * n + k;
     uint64_t row_bytes = 0;
@@ -67,7 +68,9 @@ static void matrix_create(mr_dtype dtype, uint32_t n, uint32_t k, matrix *out)
     fill_source(dtype, out->source, elements / mr_dtype_info_get(dtype)->block_elements, &seed);
     out->from.data = out->source;
     out->from.bytes = row_bytes * n;
-    assert_int_equal(mr_fast_weight_layout(&out->from, &out->packed, NULL), MR_OK);
+    mr_status (*lay_out)(const mr_plan_weight *, mr_cpu_weight *, mr_error *) =
+        pairs ? mr_fast_weight_layout_pairs : mr_fast_weight_layout;
+    assert_int_equal(lay_out(&out->from, &out->packed, NULL), MR_OK);
     out->packed.data = aligned_alloc(64, (out->packed.bytes + 63) / 64 * 64);
     assert_non_null(out->packed.data);
     matrix_pack(out);
@@ -83,6 +86,7 @@ static void matrix_destroy(matrix *m)
 
 typedef struct input {
     float *x;       /* [MAX_ROWS][k] */
+    uint16_t *half; /* [MAX_ROWS + TILE][k rounded up] */
     uint8_t *quant; /* [MAX_ROWS][k / 32] blocks */
     uint32_t planes;
     float *bias; /* [n] */
@@ -100,6 +104,8 @@ static void input_create(const mr_fast_kernels *kernels, uint32_t planes, uint32
 {
     uint64_t seed = k;
     out->x = malloc(sizeof(float) * MAX_ROWS * k);
+    out->half = calloc((MAX_ROWS + TILE) * mr_fast_half_width(k), sizeof(*out->half));
+    assert_non_null(out->half);
     out->planes = planes;
     out->quant = malloc(mr_fast_block_bytes(planes) * MAX_ROWS * (k / BLOCK + 1));
     out->bias = malloc(sizeof(float) * n);
@@ -107,6 +113,10 @@ static void input_create(const mr_fast_kernels *kernels, uint32_t planes, uint32
     assert_true(out->x != NULL && out->quant != NULL && out->bias != NULL && out->scratch != NULL);
     for (uint32_t i = 0; i < MAX_ROWS * k; i++) {
         out->x[i] = tiny_uniform(&seed, -2.0f, 2.0f);
+    }
+    for (uint32_t row = 0; row < MAX_ROWS; row++) {
+        kernels->narrow(MR_DTYPE_BF16, out->x + row * k, out->half + row * mr_fast_half_width(k),
+                        k);
     }
     for (uint32_t i = 0; i < n; i++) {
         out->bias[i] = tiny_uniform(&seed, -1.0f, 1.0f);
@@ -119,6 +129,7 @@ static void input_create(const mr_fast_kernels *kernels, uint32_t planes, uint32
 static void input_destroy(input *in)
 {
     free(in->x);
+    free(in->half);
     free(in->quant);
     free(in->bias);
     free(in->scratch);
@@ -146,6 +157,8 @@ static void multiply(const mr_fast_kernels *kernels, const matrix *m, const inpu
         if (mr_fast_is_quantised(job.layout)) {
             job.planes = in->planes;
             job.x_quant = (const uint8_t *)block_at(in, (size_t)first * (k / BLOCK));
+        } else if (job.layout == MR_FAST_BF16_PAIRS) {
+            job.x_half = in->half + first * mr_fast_half_width(k);
         } else {
             job.x = in->x + (size_t)first * k;
         }
@@ -174,6 +187,9 @@ static expected expect(const matrix *m, const input *in, uint32_t row, uint32_t 
             code = in->planes == 1 ? code : 256 * code + block->codes[BLOCK + j % BLOCK];
             approx = (double)block->scale * (double)code;
             e.quantising += fabs((double)w[j]) * (double)block->scale * 0.5;
+        } else if (m->packed.layout == MR_FAST_BF16_PAIRS) {
+            approx = (double)mr_bf16_to_f32(mr_f32_to_bf16(x[j]));
+            e.quantising += fabs((double)(w[j] * x[j])) * 0x1p-8;
         }
         e.exact += (double)w[j] * (double)x[j];
         e.quantised += (double)w[j] * approx;
@@ -226,16 +242,18 @@ static void test_linear_all_types_and_sizes(void **state)
         for (uint32_t s = 0; s < 24; s++) {
             const uint32_t block = mr_dtype_info_get((mr_dtype)dtype)->block_elements;
             const uint32_t k = inputs[block > BLOCK][s % 4];
-            matrix m;
+            matrix m[2];
             if (k % block != 0) {
                 continue;
             }
-            matrix_create((mr_dtype)dtype, outputs[s / 4], k, &m);
+            matrix_create((mr_dtype)dtype, outputs[s / 4], k, false, &m[0]);
+            matrix_create((mr_dtype)dtype, outputs[s / 4], k, true, &m[1]);
             for (uint32_t t = 0; t < count; t++) {
                 const uint32_t rows = k >= 576 ? MAX_ROWS : 1 + (s * 7 + t) % MAX_ROWS;
-                check_product(&tables[t], &m, 1 + s % 2, rows);
+                check_product(&tables[t], &m[tables[t].pairs], 1 + s % 2, rows);
             }
-            matrix_destroy(&m);
+            matrix_destroy(&m[0]);
+            matrix_destroy(&m[1]);
         }
     }
 }
@@ -253,15 +271,17 @@ static void test_linear_every_row_count(void **state)
     fast_table tables[FAST_TABLES_MAX];
     const uint32_t count = fast_tables(tables);
     for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
-        matrix m;
-        matrix_create((mr_dtype)dtype, 33, width_of((mr_dtype)dtype, 64), &m);
-        for (uint32_t rows = 1; rows <= MAX_ROWS; rows++) {
+        matrix m[2];
+        matrix_create((mr_dtype)dtype, 33, width_of((mr_dtype)dtype, 64), false, &m[0]);
+        matrix_create((mr_dtype)dtype, 33, width_of((mr_dtype)dtype, 64), true, &m[1]);
+        for (uint32_t rows = 1; rows <= MAX_ROWS; rows += rows < 18 ? 1 : 13) {
             for (uint32_t t = 0; t < count; t++) {
-                check_product(&tables[t], &m, 1, rows);
-                check_product(&tables[t], &m, 2, rows);
+                check_product(&tables[t], &m[tables[t].pairs], 1, rows);
+                check_product(&tables[t], &m[tables[t].pairs], 2, rows);
             }
         }
-        matrix_destroy(&m);
+        matrix_destroy(&m[0]);
+        matrix_destroy(&m[1]);
     }
 }
 
@@ -270,15 +290,16 @@ static void check_extremes(const fast_table *table, const matrix *m, uint32_t pl
 {
     const uint32_t k = m->packed.k;
     input in;
-    float out[32];
+    enum { ROWS = 17 }; /* a tile, and one besides */
+    float out[ROWS * 32];
     input_create(table->kernels, planes, 32, k, &in);
-    for (uint32_t j = 0; j < k; j++) {
-        in.x[j] = j < k / 2 ? 1.5f : -1.5f;
+    for (uint32_t j = 0; j < ROWS * k; j++) {
+        in.x[j] = j % k < k / 2 ? 1.5f : -1.5f;
     }
-    table->kernels->quantize(in.x, k, planes, in.quant);
-    multiply(table->kernels, m, &in, 0, 1, out);
-    for (uint32_t i = 0; i < 32; i++) {
-        const expected e = expect(m, &in, 0, i);
+    table->kernels->quantize(in.x, ROWS * k, planes, in.quant);
+    multiply(table->kernels, m, &in, 0, ROWS, out);
+    for (uint32_t i = 0; i < ROWS * 32; i++) {
+        const expected e = expect(m, &in, i / 32, i % 32);
         assert_true(fabs((double)out[i] - e.quantised) <= e.rounding);
     }
     input_destroy(&in);
@@ -294,7 +315,7 @@ static void test_linear_extreme_codes(void **state)
         for (size_t pattern = 0; pattern < sizeof(codes); pattern++) {
             const uint32_t k = width_of((mr_dtype)dtype, 64);
             matrix m;
-            matrix_create((mr_dtype)dtype, 32, k, &m);
+            matrix_create((mr_dtype)dtype, 32, k, false, &m);
             uniform_blocks((mr_dtype)dtype, m.source, 32 * k, 4.0f, codes[pattern]);
             matrix_pack(&m);
             for (uint32_t t = 0; t < count; t++) {
@@ -387,10 +408,12 @@ static void test_rows_read_back(void **state)
 {
     (void)state;
     for (int dtype = 0; dtype < MR_DTYPE_COUNT; dtype++) {
-        matrix m;
-        matrix_create((mr_dtype)dtype, 50, width_of((mr_dtype)dtype, 96), &m);
-        check_rows(&m);
-        matrix_destroy(&m);
+        for (int pairs = 0; pairs < 2; pairs++) {
+            matrix m;
+            matrix_create((mr_dtype)dtype, 50, width_of((mr_dtype)dtype, 96), pairs == 1, &m);
+            check_rows(&m);
+            matrix_destroy(&m);
+        }
     }
 }
 
@@ -401,7 +424,7 @@ static void test_scales_out_of_range_stay_visible(void **state)
     static const uint16_t halves[] = {0x7c00, 0xfc00, 0x7e00, 0x7bff}; /* ±∞, NaN, 65504 */
     for (size_t i = 0; i < sizeof(halves) / sizeof(halves[0]); i++) {
         matrix m;
-        matrix_create(MR_DTYPE_Q4_K, 1, 256, &m);
+        matrix_create(MR_DTYPE_Q4_K, 1, 256, false, &m);
         memset(m.source, 0xff, 144); /* scales of 63, minima of 63, codes of 15 */
         memcpy(m.source, &halves[i], sizeof(*halves));
         memset(m.source + 2, 0, 2);

@@ -170,17 +170,20 @@ static void check_architecture(void **state)
 }
 
 /* Weights in bf16 and activations in float32 here too: only sums are ordered another way, and the
- * exponential is another. */
+ * exponential is another. Where the instructions multiply bf16, activations are rounded to it: by
+ * 1/512 of themselves at most, in each of a handful of products one after the other, and this is
+ * the largest difference of some thousands. */
 static void check_fast_path(void **state)
 {
     for (unsigned isa = MR_CPU_ISA_PORTABLE; isa < MR_CPU_ISA_COUNT; isa++) {
         bool runs;
         (void)mr_cpu_path_name((mr_cpu_isa)isa, &runs);
         if (runs) {
+            const float tolerance = isa >= MR_CPU_ISA_AVX512_BF16 ? 2e-2f : 1e-3f;
             sample s;
             sample_open(*state, MR_COMPUTE_AUTO, (mr_cpu_isa)isa, &s);
-            check_chunks(&s, PROMPT, 1e-3f);
-            check_chunks(&s, 1, 1e-3f);
+            check_chunks(&s, PROMPT, tolerance);
+            check_chunks(&s, 1, tolerance);
             sample_close(&s);
         }
     }

@@ -175,6 +175,27 @@ static void test_config_f32_keeps_kv_in_f32(void **state)
     set_refused("kv_cache_dtype=fp8", MR_FAILED_PRECONDITION, "fp8");
 }
 
+static void test_config_cpu_path_must_be_able_to_act(void **state)
+{
+    (void)state;
+    mr_config config = fresh();
+    set_ok(&config, "cpu_path=portable");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.cpu_path, "portable");
+    set_refused("cpu_path=sse2", MR_INVALID_ARGUMENT, "auto|portable|avx2");
+
+    static const char *const against[] = {"compute=f32", "backend=cuda"};
+    for (size_t i = 0; i < 2; i++) {
+        mr_error err = {0};
+        config = fresh();
+        set_ok(&config, "cpu_path=avx2");
+        set_ok(&config, against[i]);
+        assert_int_equal(mr_config_finish(&config, &err), MR_INVALID_ARGUMENT);
+        assert_string_equal(err.field, "cpu_path");
+        assert_non_null(strstr(err.message, against[i]));
+    }
+}
+
 /* SHA-256 of "abc" (FIPS 180-2, appendix B.1), and two that differ from it. */
 #define DIGEST_A "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad"
 #define DIGEST_B "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ae"
@@ -884,6 +905,7 @@ int main(void)
         cmocka_unit_test(test_config_keepalive_G1),
         cmocka_unit_test(test_config_profile_fills_what_is_not_given),
         cmocka_unit_test(test_config_f32_keeps_kv_in_f32),
+        cmocka_unit_test(test_config_cpu_path_must_be_able_to_act),
         cmocka_unit_test(test_config_tenants),
         cmocka_unit_test(test_config_tenants_refused),
         cmocka_unit_test(test_config_tenants_are_bounded),
