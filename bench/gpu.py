@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests and measures a bundle (scripts/bundle) on a machine with a GPU, and writes one JSON.
 
-    gpu.py BUNDLE_DIR OUT.json [--model MODEL.gguf] [--parts tests,model,8b,smollm2]
+    gpu.py BUNDLE_DIR OUT.json [--model MODEL.gguf] [--parts tests,model,8b,8b-fp8,mixed,trtllm,smollm2]
 
 BUNDLE_DIR has bin/millrace and, for the tests, bin/test_gpu_*. The large models have random weights
 (load_format: random). The copy bandwidth is measured with PyTorch where it is there, and profiles
@@ -27,6 +27,14 @@ SHAPES = {
                     num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
                     rope_theta=100000.0, tie_word_embeddings=True),
 }
+# Weights of F8_E4M3 with a scale an output, rows rounded token by token, the vocabulary left as it is.
+FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
+# Measured on an H200: vLLM 0.25.1, milliseconds a step by concurrency, prompt tokens/s, and total tokens/s of
+# 256 requests of 512 + 256 tokens. Published: TensorRT-LLM's output tokens/s, FP8 with an FP8 cache.
+VLLM_FP8_STEP = {1: 3.51, 32: 4.56, 128: 5.93}
+VLLM_FP8_PREFILL = {8192: 55400}
+VLLM_MIXED = {"8b": 29545, "8b-fp8": 39653}
+TRTLLM_FP8 = {(1000, 1000): 17744, (128, 2048): 26221}
 PROMPTS = [[1, 300, 41, 5, 900], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], list(range(100, 420))]
 
 
@@ -147,10 +155,13 @@ def model_checks(bundle, model, reference):
 
 
 def shape_dir(shape):
+    """A directory with a config.json of the shape; "-fp8" behind its name: with F8_E4M3 weights."""
     path = pathlib.Path(tempfile.gettempdir()) / f"millrace-{shape}"
     path.mkdir(exist_ok=True)
+    fp8 = shape.endswith("-fp8")
     config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5,
-                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[shape])
+                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[shape.removesuffix("-fp8")],
+                  **({"quantization_config": FP8} if fp8 else {}))
     (path / "config.json").write_text(json.dumps(config))
     return path
 
@@ -170,6 +181,73 @@ def bench(bundle, shape, decode, prefill, pairs):
     for row in result["prefill"]:
         say(shape, "prefill", row)
     say("load_s", result["load_s"])
+    return result
+
+
+def fp8(bundle, pairs):
+    result = bench(bundle, "8b-fp8", [1, 8, 32, 128, 256], [1024, 8192], pairs)
+    for row in result.get("decode", []):
+        peer = VLLM_FP8_STEP.get(row["batch"])
+        if peer:
+            row["times_vllm"] = round(peer / row["step_ms"], 3)
+            say("8b-fp8 decode", row["batch"], row["step_ms"], "ms a step,", row["times_vllm"], "x vLLM")
+    for row in result.get("prefill", []):
+        peer = VLLM_FP8_PREFILL.get(row["tokens"])
+        if peer:
+            row["times_vllm"] = round(row["tokens_per_s"] / peer, 3)
+            say("8b-fp8 prefill", row["tokens"], row["tokens_per_s"], row["times_vllm"], "x vLLM")
+    return result
+
+
+def closed_loop(bundle, shape, concurrency, waves, prompt, output, pairs):
+    """The server with random weights under the program's own client: so many requests at a time."""
+    binary = bundle / "bin" / "millrace"
+    log = pathlib.Path(tempfile.gettempdir()) / f"millrace-{shape}.log"
+    sets = ["backend=cuda", "load_format=random", f"max_batch_size={concurrency}",
+            f"max_queue_requests={2 * concurrency}", f"max_seq_length={prompt + output + 16}", *pairs]
+    with log.open("w") as out:
+        server = subprocess.Popen([binary, "serve", "--model", shape_dir(shape), "--listen", "127.0.0.1:18002",
+                                   *settings(sets)], stdout=subprocess.DEVNULL, stderr=out)
+    try:
+        until = time.time() + 90
+        while 'msg="ready"' not in log.read_text() and server.poll() is None and time.time() < until:
+            time.sleep(0.1)
+        load = [binary, "bench", "serve", "--server", "127.0.0.1:18002", "--prompt-tokens", prompt,
+                "--output-tokens", output, "--json", "--concurrency", concurrency, "--requests"]
+        run([*load, concurrency, "--seed", 1], 200)  # graphs and products are made ready
+        r = run([*load, waves * concurrency], 400)
+    finally:
+        server.terminate()
+        server.wait(timeout=60)
+    if r["rc"] != 0:
+        say("load failed", r["rc"], r["err"][-500:], log.read_text()[-1500:])
+        return {"rc": r["rc"], "err": r["err"][-2000:], "log": log.read_text()[-4000:]}
+    result = json.loads(r["out"])
+    out = result["output_tokens_per_s"]
+    return {"concurrency": concurrency, "requests": waves * concurrency, "prompt": prompt, "output": output,
+            "output_tokens_per_s": out, "total_tokens_per_s": out * (prompt + output) / output, "raw": result}
+
+
+def mixed(bundle, pairs):
+    result = {}
+    for shape, peer in VLLM_MIXED.items():
+        got = closed_loop(bundle, shape, 256, 1, 512, 256, pairs)
+        if "rc" not in got:
+            got["times_vllm"] = round(got["total_tokens_per_s"] / peer, 3)
+            say(shape, "256 x 512/256: total tokens/s", round(got["total_tokens_per_s"]), got["times_vllm"], "x vLLM")
+        result[shape] = got
+    return result
+
+
+def trtllm(bundle, pairs, concurrency=512, waves=2):
+    result = {}
+    for (prompt, output), peer in TRTLLM_FP8.items():
+        got = closed_loop(bundle, "8b-fp8", concurrency, waves, prompt, output, ["kv_cache_dtype=fp8", *pairs])
+        if "rc" not in got:
+            got["times_trtllm"] = round(got["output_tokens_per_s"] / peer, 3)
+            say(f"8b-fp8 {prompt}/{output}: output tokens/s", round(got["output_tokens_per_s"]), got["times_trtllm"],
+                "x TensorRT-LLM")
+        result[f"{prompt}/{output}"] = got
     return result
 
 
@@ -210,6 +288,8 @@ def main():
                         help="the model is SmolLM2-135M-Instruct Q4_1: hold it to tests/data")
     parser.add_argument("--parts", default="tests,model,8b,smollm2")
     parser.add_argument("--set", action="append", default=[])
+    parser.add_argument("--concurrency", type=int, default=512, help="of the part trtllm")
+    parser.add_argument("--waves", type=int, default=2, help="of the part trtllm: requests for each place")
     a = parser.parse_args()
     parts = a.parts.split(",")
     result = {"host": os.uname().release, "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -232,6 +312,15 @@ def main():
         say("copy", result["copy_gb_s"], "GB/s")
     if "8b" in parts:
         result["8b"] = bench(a.bundle, "8b", [1, 8, 32, 128, 256], [1024, 8192], a.set)
+        save()
+    if "8b-fp8" in parts:
+        result["8b-fp8"] = fp8(a.bundle, a.set)
+        save()
+    if "mixed" in parts:
+        result["mixed"] = mixed(a.bundle, a.set)
+        save()
+    if "trtllm" in parts:
+        result["trtllm"] = trtllm(a.bundle, a.set, a.concurrency, a.waves)
         save()
     if "profile" in parts:
         result["profile"] = profile(a.bundle, "8b", a.set)

@@ -72,6 +72,9 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
             if (on_gpu.kv_dtype != MR_DTYPE_F32 && allowed < 2e-2) {
                 allowed = on_gpu.kv_dtype == MR_DTYPE_F16 ? 6e-3 : 2e-2;
             }
+            if (on_gpu.kv_dtype == MR_DTYPE_F8_E4M3) {
+                allowed = 0.12; /* keys and values of three bits and a sign */
+            }
             if (!(found <= allowed)) {
                 fail_msg("%s, %s, way %zu: relative error %g, at most %g is allowed", what,
                          mr_dtype_info_get(precisions[p].compute)->name, w, found, allowed);
@@ -150,7 +153,8 @@ static void test_kv_types_and_blocks(void **state)
 {
     (void)state;
     static const uint32_t sizes[] = {1, 5, 8, 64};
-    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16};
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_F8_E4M3,
+                                     MR_DTYPE_I8};
     tiny_dims dims = tiny_dims_default();
     dims.head_width = 64;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {

@@ -3,7 +3,7 @@
 #ifndef MILLRACE_KERNELS_CUDA_ATTENTION_SPLIT_CUH
 #define MILLRACE_KERNELS_CUDA_ATTENTION_SPLIT_CUH
 
-#include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/attention/codes.cuh"
 
 #define MR_SPLIT_THREADS 128
 
@@ -18,15 +18,18 @@ struct mr_split_args {
     void *out;
     float *partials;
     uint32_t *counters;
-    uint32_t share;  /* H / G */
-    uint32_t chunks; /* of S heads in a share */
-    int32_t shift;   /* block_size = 1 << shift, or −1 */
+    uint32_t share;    /* H / G */
+    uint32_t chunks;   /* of S heads in a share */
+    float value_scale; /* that results are times */
+    int32_t shift;     /* block_size = 1 << shift, or −1 */
 };
 
 /* Whether the kernel on matrix units takes it. */
 static inline bool mr_cuda_attention_packs(const mr_cuda_attention *p)
 {
-    return p->type != MR_DTYPE_F32 && p->kv.type == p->type &&
+    const bool codes =
+        p->kv.type == MR_DTYPE_F8_E4M3 || (p->kv.type == MR_DTYPE_I8 && p->kv.block_size % 4 == 0);
+    return p->type != MR_DTYPE_F32 && (p->kv.type == p->type || codes) &&
            (p->kv.width == 64 || p->kv.width == 128);
 }
 
@@ -36,6 +39,7 @@ static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
 {
     mr_split_args a = {};
     a.p = *p;
+    a.value_scale = mr_fold_scales(a.p);
     a.header = mr_at<const mr_cuda_step_header>(p->header);
     a.items = mr_at<const mr_cuda_item>(p->items);
     a.positions = mr_at<const uint32_t>(p->positions);
@@ -148,7 +152,7 @@ __device__ static inline void mr_finish_item(const mr_split_args &a, const mr_cu
         float sum;
         const float acc =
             mr_merge(parts + i / width * part, stride, splits, width, i % width, &max, &sum);
-        mr_store_as(a.out, a.p.type, out + i, acc / sum);
+        mr_store_as(a.out, a.p.type, out + i, acc / sum * a.value_scale);
     }
 }
 

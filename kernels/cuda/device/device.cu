@@ -249,6 +249,7 @@ static mr_cuda_api make_api()
     api.attention_split = mr_cuda_attention_split_run;
     api.attention_tiles = mr_cuda_attention_tiles_run;
     api.gated = mr_cuda_pointwise_gated;
+    api.quantize = mr_cuda_quantize_rows;
     api.activate = mr_cuda_pointwise_activate;
     api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;

@@ -27,6 +27,7 @@ void fake_clear_trace(void)
 {
     fake.n_trace = 0;
     fake.n_linears = 0;
+    fake.n_norms = 0;
     fake.n_attentions = 0;
 }
 
@@ -218,6 +219,15 @@ static int linear(mr_cuda_context *context, const mr_cuda_linear *p)
     return launch("linear");
 }
 
+static int norm(mr_cuda_context *context, const mr_cuda_norm *p)
+{
+    (void)context;
+    if (fake.n_norms < FAKE_TRACE) {
+        fake.norms[fake.n_norms++] = *p;
+    }
+    return launch("norm");
+}
+
 static int attention(const mr_cuda_attention *p, const char *name)
 {
     if (fake.n_attentions < FAKE_TRACE) {
@@ -248,11 +258,11 @@ static int attention_tiles(mr_cuda_context *context, const mr_cuda_attention *p)
 
 LAUNCH(prepare)
 LAUNCH(embed)
-LAUNCH(norm)
 LAUNCH(rope_table)
 LAUNCH(head_norm)
 LAUNCH(rope_kv)
 LAUNCH(gated)
+LAUNCH(quantize)
 LAUNCH(activate)
 LAUNCH(gather)
 LAUNCH(sample)
@@ -293,6 +303,7 @@ const mr_cuda_api *fake_api(void)
         .attention_split = attention_split,
         .attention_tiles = attention_tiles,
         .gated = gated,
+        .quantize = quantize,
         .activate = activate,
         .gather = gather,
         .sample = sample,

@@ -34,6 +34,8 @@ typedef struct fake_gpu {
     uint32_t n_trace;
     mr_cuda_linear linears[FAKE_TRACE]; /* the products among them */
     uint32_t n_linears;
+    mr_cuda_norm norms[FAKE_TRACE];
+    uint32_t n_norms;
     mr_cuda_attention attentions[FAKE_TRACE];
     uint32_t n_attentions;
 } fake_gpu;

@@ -628,7 +628,7 @@ static void test_unknown_shapes_are_refused(void **state)
                      MR_UNIMPLEMENTED);
     assert_says(&err, "attention");
     assert_says(&err, "256");
-    options.kv_dtype = MR_DTYPE_I8;
+    options.kv_dtype = MR_DTYPE_U8;
     assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
                      MR_UNIMPLEMENTED);
     assert_string_equal(err.field, "kv_cache_dtype");
