@@ -4,7 +4,8 @@
  *
  *   module.c   finds libmillrace-cuda.so
  *   slab.c     the GPU's memory: one allocation, given out from the bottom
- *   weights.c  where each weight lies, conversion and upload
+ *   place.c    where each weight lies
+ *   weights.c  their conversion and upload
  *   coded.c    which matrices stay F8_E4M3, and who rounds rows for them
  *   layout.c   sizes of everything an executor has; where a step's arrays lie in the staging area
  *   exec.c     makes an executor
@@ -111,6 +112,21 @@ MR_MUST_USE mr_status mr_cuda_weights_create(mr_cuda_backend *backend, const mr_
 void mr_cuda_weights_destroy(mr_cuda_backend *backend, mr_cuda_weights *weights);
 /* Whether the parts of the operator lie side by side: one product computes them all. */
 bool mr_cuda_weights_adjoin(const mr_cuda_weights *weights, const mr_op_linear *op);
+
+static inline mr_dtype mr_cuda_weight_type(const mr_cuda_weights *w, const mr_cuda_weight *item)
+{
+    return item->vector ? MR_DTYPE_F32 : item->coded ? MR_DTYPE_F8_E4M3 : w->compute;
+}
+
+/* Outputs of all parts of a linear operator. */
+static inline uint64_t mr_cuda_outputs_of(const mr_plan *plan, const mr_op_linear *op)
+{
+    uint64_t n = 0;
+    for (uint32_t part = 0; part < op->parts; part++) {
+        n += plan->weights[op->weight[part]].n;
+    }
+    return n;
+}
 
 static inline mr_cuda_ptr mr_cuda_weight_at(const mr_cuda_weights *weights, mr_weight_id id)
 {
