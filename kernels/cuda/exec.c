@@ -328,6 +328,11 @@ static const mr_exec_vtable vtable = {
     .submit = mr_cuda_step_submit,
     .wait = mr_cuda_step_wait,
     .copy_blocks = copy_blocks,
+    .host_alloc = mr_cuda_host_alloc,
+    .host_free = mr_cuda_host_free,
+    .transfer_start = mr_cuda_transfer_start,
+    .transfer_poll = mr_cuda_transfer_poll,
+    .transfer_cancel = mr_cuda_transfer_cancel,
     .memory = memory,
     .times = times,
     .destroy = destroy,
@@ -352,8 +357,7 @@ static mr_status build(mr_cuda_exec *exec, mr_error *err)
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
     }
     MR_TRY(mr_cuda_buffer_types(exec->plan, backend->compute, exec->types, err));
-    MR_TRY(mr_cuda_sizes_get(exec->plan, exec->types, backend->compute, &exec->options,
-                             backend->properties.processors, &exec->sizes, err));
+    MR_TRY(mr_cuda_sizes_get(backend, exec->plan, exec->types, &exec->options, &exec->sizes, err));
     MR_TRY(check_fits(backend, &exec->sizes, err));
     exec->delta_step = mr_calloc(exec->sizes.table_bytes / 4 + 1, sizeof(*exec->delta_step));
     if (exec->delta_step == NULL) {
@@ -408,8 +412,7 @@ mr_status mr_cuda_kv_room(const mr_cuda_backend *backend, const mr_plan *plan,
     }
     mr_status status = mr_cuda_buffer_types(plan, backend->compute, types, err);
     if (status == MR_OK) {
-        status = mr_cuda_sizes_get(plan, types, backend->compute, &without,
-                                   backend->properties.processors, &sizes, err);
+        status = mr_cuda_sizes_get(backend, plan, types, &without, &sizes, err);
     }
     free(types);
     MR_TRY(status);

@@ -9,6 +9,7 @@
  *   exec.c     makes an executor
  *   launch.c   the plan's operators as calls of the table
  *   step.c     submit, wait, graphs
+ *   transfer.c KV blocks to and from host memory
  */
 #ifndef MILLRACE_KERNELS_CUDA_INTERNAL_H
 #define MILLRACE_KERNELS_CUDA_INTERNAL_H
@@ -48,6 +49,7 @@ typedef struct mr_cuda_backend {
     mr_dtype compute;
     uint32_t threads;
     double memory_fraction;
+    bool batch_invariant;
     mr_cuda_slab slab;
     bool failed; /* a call failed: all later ones do */
 } mr_cuda_backend;
@@ -159,12 +161,12 @@ typedef struct mr_cuda_sizes {
  * UNIMPLEMENTED for what cannot be had so, naming the operator. */
 MR_MUST_USE mr_status mr_cuda_buffer_types(const mr_plan *plan, mr_dtype compute, mr_dtype *types,
                                            mr_error *err);
-/* `types` as above, `processors` of the GPU. RESOURCE_EXHAUSTED where a count leaves its type. */
-MR_MUST_USE mr_status mr_cuda_sizes_get(const mr_plan *plan, const mr_dtype *types,
-                                        mr_dtype compute, const mr_exec_options *options,
-                                        uint32_t processors, mr_cuda_sizes *out, mr_error *err);
+/* `types` as above. RESOURCE_EXHAUSTED where a count leaves its type. */
+MR_MUST_USE mr_status mr_cuda_sizes_get(const mr_cuda_backend *backend, const mr_plan *plan,
+                                        const mr_dtype *types, const mr_exec_options *options,
+                                        mr_cuda_sizes *out, mr_error *err);
 /* Whether prompt attention takes the plan's heads; else all attention is split. */
-bool mr_cuda_takes_tiles(const mr_plan *plan, mr_dtype compute, mr_dtype kv_dtype);
+bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan, mr_dtype kv_dtype);
 
 /* Tokens of a graph that a decode step of `tokens` runs in; 0: none, it is too large. */
 uint32_t mr_cuda_bucket(uint32_t tokens);
@@ -214,6 +216,8 @@ typedef struct mr_cuda_exec {
     uint32_t n_drawn;
     bool has_top; /* of the step */
     mr_cuda_captured captured[MR_CUDA_BUCKETS];
+    uint64_t transfers;   /* started; the ticket of the last */
+    uint64_t transferred; /* those up to this ticket are over */
     mr_exec_times times;
     uint64_t launches; /* of the last step without a graph */
 } mr_cuda_exec;
@@ -265,6 +269,14 @@ int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wh
 /* step.c */
 MR_MUST_USE mr_status mr_cuda_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err);
 MR_MUST_USE mr_status mr_cuda_step_wait(mr_exec *base, mr_step_output *out, mr_error *err);
+/* transfer.c: those of the table of mr_exec. */
+void *mr_cuda_host_alloc(mr_exec *base, uint64_t bytes);
+void mr_cuda_host_free(mr_exec *base, void *memory, uint64_t bytes);
+MR_MUST_USE mr_status mr_cuda_transfer_start(mr_exec *base, const mr_transfer *transfer,
+                                             uint64_t *ticket, mr_error *err);
+mr_transfer_state mr_cuda_transfer_poll(mr_exec *base, uint64_t ticket);
+bool mr_cuda_transfer_cancel(mr_exec *base, uint64_t ticket);
+
 /* Sequences of up to this many tokens in a step are split attention's, longer ones tiles. */
 #define MR_CUDA_SPLIT_TOKENS 4u
 

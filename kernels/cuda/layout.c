@@ -133,9 +133,10 @@ void mr_cuda_stage_lay_out(const mr_cuda_counts *c, uint32_t kv_groups, mr_cuda_
 
 /* ---- sizes ---- */
 
-bool mr_cuda_takes_tiles(const mr_plan *plan, mr_dtype compute, mr_dtype kv_dtype)
+bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan, mr_dtype kv_dtype)
 {
-    return compute != MR_DTYPE_F32 && kv_dtype == compute &&
+    return !backend->batch_invariant && backend->compute != MR_DTYPE_F32 &&
+           kv_dtype == backend->compute &&
            (plan->kv.head_width == 64 || plan->kv.head_width == 128);
 }
 
@@ -151,14 +152,14 @@ static uint32_t most_heads(const mr_plan *plan)
     return most;
 }
 
-static mr_status size_counts(const mr_plan *plan, mr_dtype compute, const mr_exec_options *o,
-                             mr_cuda_sizes *s, mr_error *err)
+static mr_status size_counts(const mr_cuda_backend *backend, const mr_plan *plan,
+                             const mr_exec_options *o, mr_cuda_sizes *s, mr_error *err)
 {
     const uint64_t groups = plan->kv.groups > 0 ? plan->kv.groups : 1;
     s->max_blocks = (o->max_context - 1) / o->block_size + 1;
     s->max_splits = (o->max_context - 1) / MR_CUDA_SPLIT_KEYS + 1;
     uint64_t split_tokens = o->max_tokens;
-    if (mr_cuda_takes_tiles(plan, compute, o->kv_dtype)) {
+    if (mr_cuda_takes_tiles(backend, plan, o->kv_dtype)) {
         split_tokens = mr_min_u64(split_tokens, (uint64_t)o->max_seqs * MR_CUDA_SPLIT_TOKENS);
     }
     const uint64_t items = split_tokens * s->max_splits;
@@ -233,13 +234,13 @@ static bool size_parts(const mr_plan *plan, const mr_dtype *types, const mr_exec
                16 + MR_MAX_TOP * sizeof(mr_alternative));
 }
 
-mr_status mr_cuda_sizes_get(const mr_plan *plan, const mr_dtype *types, mr_dtype compute,
-                            const mr_exec_options *options, uint32_t processors, mr_cuda_sizes *out,
-                            mr_error *err)
+mr_status mr_cuda_sizes_get(const mr_cuda_backend *backend, const mr_plan *plan,
+                            const mr_dtype *types, const mr_exec_options *options,
+                            mr_cuda_sizes *out, mr_error *err)
 {
     memset(out, 0, sizeof(*out));
-    MR_TRY(size_counts(plan, compute, options, out, err));
-    if (!size_parts(plan, types, options, processors, out)) {
+    MR_TRY(size_counts(backend, plan, options, out, err));
+    if (!size_parts(plan, types, options, backend->properties.processors, out)) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: more than 2^64 bytes of GPU memory");
     }
     return MR_OK;

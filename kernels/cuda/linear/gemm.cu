@@ -5,6 +5,10 @@
  *
  * The algorithm of a shape is asked for once and remembered; row counts above 256 share it by the
  * next multiple of 64.
+ *
+ * Invariant products have one algorithm for all row counts: the first of cuBLASLt's list for
+ * PINNED_ROWS rows, without workspace or reductions between blocks, that is seen to give a row the
+ * same bits whatever the number of rows and its place among them (pinned.cu).
  */
 #include "kernels/cuda/device/common.cuh"
 
@@ -12,6 +16,7 @@
 #include <new>
 
 #define SLOTS           1024u
+#define CANDIDATES      16
 #define WORKSPACE_BYTES (static_cast<size_t>(32) << 20)
 
 struct mr_gemm_key {
@@ -93,17 +98,19 @@ static void forget(mr_gemm_call *call)
     }
 }
 
-static void ask(mr_cuda_context *context, const mr_cuda_linear *p, mr_gemm_entry *entry)
+/* At most `most` algorithms for `rows` rows, cuBLASLt's first choice first; their number. */
+static int candidates(mr_cuda_context *context, const mr_cuda_linear *p, uint32_t rows, int most,
+                      cublasLtMatmulHeuristicResult_t *results)
 {
     mr_gemm_call call = {};
     cublasLtMatmulPreference_t preference = nullptr;
-    cublasLtMatmulHeuristicResult_t result = {};
     int count = 0;
-    if (describe(p, entry->key.rows, &call) &&
+    const size_t workspace = p->invariant ? 0 : context->workspace_bytes;
+    if (describe(p, rows, &call) &&
         cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulPreferenceSetAttribute(
-            preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &context->workspace_bytes,
-            sizeof(context->workspace_bytes)) == CUBLAS_STATUS_SUCCESS) {
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &workspace,
+                                             sizeof(workspace)) == CUBLAS_STATUS_SUCCESS) {
         /* Parts of a wide output begin anywhere: only what every element has is promised. */
         const uint32_t least = p->type == MR_DTYPE_F32 ? 4 : 2;
         const uint32_t in = p->k * least % 16 == 0 ? 16 : least;
@@ -117,22 +124,46 @@ static void ask(mr_cuda_context *context, const mr_cuda_linear *p, mr_gemm_entry
             preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &out, sizeof(out));
         (void)cublasLtMatmulPreferenceSetAttribute(
             preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof(out));
-        const cublasStatus_t status = cublasLtMatmulAlgoGetHeuristic(
-            context->blas, call.op, call.a, call.b, call.d, call.d, preference, 1, &result, &count);
-        entry->found = status == CUBLAS_STATUS_SUCCESS && count > 0;
-        entry->algo = result.algo;
+        if (p->invariant) {
+            const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+            (void)cublasLtMatmulPreferenceSetAttribute(
+                preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none, sizeof(none));
+        }
+        const cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(context->blas, call.op, call.a, call.b, call.d, call.d,
+                                           preference, most, results, &count);
+        count = status == CUBLAS_STATUS_SUCCESS ? count : 0;
     }
     if (preference != nullptr) {
         cublasLtMatmulPreferenceDestroy(preference);
     }
     forget(&call);
+    return count;
+}
+
+/* Takes the first algorithm, or the first that holds its row's bits. */
+static int ask(mr_cuda_context *context, const mr_cuda_linear *p, mr_gemm_entry *entry)
+{
+    cublasLtMatmulHeuristicResult_t results[CANDIDATES] = {};
+    if (!p->invariant) {
+        entry->found = candidates(context, p, entry->key.rows, 1, results) > 0;
+        entry->algo = results[0].algo;
+        return 0;
+    }
+    const int count = candidates(context, p, MR_PINNED_ROWS, CANDIDATES, results);
+    int code = 0;
+    for (int i = 0; code == 0 && i < count && !entry->found; i++) {
+        entry->algo = results[i].algo;
+        code = mr_cuda_pinned_holds(context, p, &entry->algo, &entry->found);
+    }
+    return code;
 }
 
 /* The entry of a shape, asked for if it is new; NULL when the table is full. */
-static mr_gemm_entry *find(mr_cuda_context *context, const mr_cuda_linear *p)
+static int find(mr_cuda_context *context, const mr_cuda_linear *p, mr_gemm_entry **out)
 {
     mr_gemm_key key = {};
-    key.rows = p->rows <= 256 ? p->rows : mr_ceil_div(p->rows, 64) * 64;
+    key.rows = p->invariant ? 0 : p->rows <= 256 ? p->rows : mr_ceil_div(p->rows, 64) * 64;
     key.n = p->n;
     key.k = p->k;
     key.out_stride = p->out_stride;
@@ -143,23 +174,20 @@ static mr_gemm_entry *find(mr_cuda_context *context, const mr_cuda_linear *p)
         mr_gemm_entry *entry = &context->gemms->entries[at];
         if (entry->key.types == 0) {
             entry->key = key;
-            ask(context, p, entry);
-            return entry;
+            *out = entry;
+            return ask(context, p, entry);
         }
         if (memcmp(&entry->key, &key, sizeof(key)) == 0) {
-            return entry;
+            *out = entry;
+            return 0;
         }
     }
-    return nullptr;
+    return 0;
 }
 
-int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *done)
+cublasStatus_t mr_cuda_gemm_with(mr_cuda_context *context, const mr_cuda_linear *p,
+                                 const cublasLtMatmulAlgo_t *algo)
 {
-    const mr_gemm_entry *entry = find(context, p);
-    *done = false;
-    if (entry == nullptr || !entry->found) {
-        return 0;
-    }
     mr_gemm_call call = {};
     const float one = 1.0f;
     const float zero = 0.0f;
@@ -167,10 +195,43 @@ int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *do
     if (describe(p, p->rows, &call)) {
         status = cublasLtMatmul(context->blas, call.op, &one, mr_at<const void>(p->weight), call.a,
                                 mr_at<const void>(p->in), call.b, &zero, mr_at<void>(p->out),
-                                call.d, mr_at<void>(p->out), call.d, &entry->algo,
-                                context->workspace, context->workspace_bytes, context->stream);
+                                call.d, mr_at<void>(p->out), call.d, algo, context->workspace,
+                                p->invariant ? 0 : context->workspace_bytes, context->stream);
     }
     forget(&call);
+    return status;
+}
+
+static int run_pieces(mr_cuda_context *context, const mr_cuda_linear *p,
+                      const cublasLtMatmulAlgo_t *algo)
+{
+    const uint64_t in_bytes = p->type == MR_DTYPE_F32 ? 4 : 2;
+    const uint64_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
+    mr_cuda_linear piece = *p;
+    for (uint32_t done = 0; done < p->rows; done += piece.rows) {
+        piece.rows = p->rows - done < MR_PINNED_MOST ? p->rows - done : MR_PINNED_MOST;
+        if (mr_cuda_gemm_with(context, &piece, algo) != CUBLAS_STATUS_SUCCESS) {
+            return cudaErrorUnknown;
+        }
+        piece.in += static_cast<uint64_t>(piece.rows) * p->k * in_bytes;
+        piece.out += static_cast<uint64_t>(piece.rows) * p->out_stride * out_bytes;
+    }
+    return 0;
+}
+
+int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *done)
+{
+    mr_gemm_entry *entry = nullptr;
+    const int code = find(context, p, &entry);
+    *done = false;
+    if (code != 0 || entry == nullptr || !entry->found) {
+        return code;
+    }
+    if (p->invariant) {
+        *done = true;
+        return run_pieces(context, p, &entry->algo);
+    }
+    const cublasStatus_t status = mr_cuda_gemm_with(context, p, &entry->algo);
     *done = status == CUBLAS_STATUS_SUCCESS;
     if (status == CUBLAS_STATUS_NOT_SUPPORTED || status == CUBLAS_STATUS_INVALID_VALUE) {
         return 0; /* the algorithm of another row count does not take this one */
