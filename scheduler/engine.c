@@ -18,6 +18,7 @@ struct mr_engine {
     mr_exec *exec;  /* borrows */
     mr_inbox inbox; /* submitted requests */
     mr_event wake;
+    mr_event *failed; /* borrows; NULL: nobody waits for it, or it is set already */
     pthread_t thread;
 
     /* The engine thread's alone, once it runs. */
@@ -156,6 +157,15 @@ static void reset_if_asked(mr_engine *engine)
     }
 }
 
+/* After stats have it. */
+static void tell_failure(mr_engine *engine)
+{
+    if (engine->failure.status != MR_OK && engine->failed != NULL) {
+        mr_event_set(engine->failed);
+        engine->failed = NULL;
+    }
+}
+
 static void *engine_main(void *arg)
 {
     mr_engine *engine = arg;
@@ -168,6 +178,7 @@ static void *engine_main(void *arg)
         if (!show(engine)) {
             break;
         }
+        tell_failure(engine);
         if (!ran) {
             sleep_until(engine, wake_ns);
         }
@@ -258,6 +269,7 @@ mr_status mr_engine_create(const mr_engine_options *options, mr_exec *exec, mr_e
     }
     engine->clock = options->clock;
     engine->exec = exec;
+    engine->failed = options->failed;
     init_shared(engine);
     const mr_status status = create_parts(engine, options, err);
     if (status != MR_OK) {

@@ -37,6 +37,7 @@ typedef struct fixture {
     scripted_exec exec;
     mr_engine *engine;
     bool prefix_caching;
+    mr_event *failed;
     waiter waiters[SUBMITTERS];
 } fixture;
 
@@ -48,6 +49,7 @@ static void start(fixture *f)
         .n_blocks = N_BLOCKS,
         .prefix_caching = f->prefix_caching,
         .prefix_events = f->prefix_caching ? 64 : 0,
+        .failed = f->failed,
         .clock = mr_clock_monotonic(),
     };
     mr_error err = {0};
@@ -309,19 +311,25 @@ static void test_engine_device_failure_is_final(void **state)
     mr_engine_stats stats;
     open_fixture(&f);
     f.exec.fail_at_step = 4;
+    mr_event failed;
+    mr_event_init(&failed);
+    f.failed = &failed;
     start(&f);
     mr_request *request = submit(&f, 50, 0);
     mr_request *late = make_request(&f.waiters[0], 2, 3, 5, 0);
     assert_non_null(late);
     expect_ends(&f, request, MR_FINISH_ERROR, MR_INTERNAL);
-    wait_idle(f.engine);
+    assert_true(mr_event_wait(&failed, MR_NEVER));
     mr_engine_stats_get(f.engine, &stats);
     assert_true(stats.failed);
+    wait_idle(f.engine);
+    mr_engine_stats_get(f.engine, &stats);
     assert_int_equal(stats.scheduler.blocks.live, 0);
     assert_int_equal(mr_engine_submit(f.engine, late, &err), MR_UNAVAILABLE);
     assert_int_equal(mr_ring_count(&late->events), 0);
     mr_request_unref(late);
     close_fixture(&f);
+    mr_event_deinit(&failed);
 }
 
 static void test_engine_destroy_cancels_what_runs(void **state)
