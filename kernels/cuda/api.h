@@ -310,7 +310,7 @@ typedef struct mr_cuda_api {
     int (*synchronize)(mr_cuda_context *context);
 
     int (*capture_begin)(mr_cuda_context *context);
-    int (*capture_end)(mr_cuda_context *context, mr_cuda_graph **out);
+    int (*capture_end)(mr_cuda_context *context, mr_cuda_graph **out, uint32_t *launches);
     int (*graph_launch)(mr_cuda_context *context, mr_cuda_graph *graph);
     void (*graph_destroy)(mr_cuda_context *context, mr_cuda_graph *graph);
 

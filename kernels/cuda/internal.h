@@ -219,7 +219,6 @@ typedef struct mr_cuda_exec {
     uint64_t transfers;   /* started; the ticket of the last */
     uint64_t transferred; /* those up to this ticket are over */
     mr_exec_times times;
-    uint64_t launches; /* of the last step without a graph */
 } mr_cuda_exec;
 
 /* Offsets in `results`, each [max_rows]; the last is the end of what every step copies. */

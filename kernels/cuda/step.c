@@ -11,6 +11,7 @@
 #include "kernels/cuda/internal.h"
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "kernels/batch_check.h"
 #include "kernels/sample.h"
 
@@ -285,12 +286,15 @@ static int launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wha
             return code;
         }
         const char *part = NULL;
+        uint32_t launches = 0;
         code = mr_cuda_launch(exec, step, &part);
-        const int end = api->capture_end(context, &captured->graph);
+        const int end = api->capture_end(context, &captured->graph, &launches);
         if (code != 0 || end != 0) {
             *what = code != 0 ? part : *what;
             return code != 0 ? code : end;
         }
+        mr_log(MR_LOG_DEBUG, "cuda", "step captured", "tokens=%u launches=%u", step->counts.tokens,
+               launches);
     }
     *what = "running a step";
     return api->graph_launch(context, captured->graph);

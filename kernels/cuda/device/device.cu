@@ -204,13 +204,16 @@ static int capture_begin(mr_cuda_context *context)
     return cudaStreamBeginCapture(context->stream, cudaStreamCaptureModeThreadLocal);
 }
 
-static int capture_end(mr_cuda_context *context, mr_cuda_graph **out)
+static int capture_end(mr_cuda_context *context, mr_cuda_graph **out, uint32_t *launches)
 {
     cudaGraph_t graph = nullptr;
+    size_t nodes = 0;
     int code = cudaStreamEndCapture(context->stream, &graph);
     if (code != 0) {
         return code;
     }
+    (void)cudaGraphGetNodes(graph, nullptr, &nodes);
+    *launches = static_cast<uint32_t>(nodes);
     mr_cuda_graph *made = static_cast<mr_cuda_graph *>(calloc(1, sizeof(mr_cuda_graph)));
     code =
         made == nullptr ? cudaErrorMemoryAllocation : cudaGraphInstantiate(&made->exec, graph, 0);
