@@ -24,6 +24,7 @@ typedef struct mr_engine_options {
     uint64_t host_memory;   /* bytes of the host tier; 0: none */
     uint64_t block_bytes;   /* mr_kv_block_bytes(); with a host tier only */
     bool asynchronous;      /* as mr_backend_info has it; with a host tier only */
+    bool takes_two;         /* as mr_backend_info has it */
     mr_event *failed;       /* set, once stats say so too, when the device failed; NULL: none */
     mr_clock clock;
 } mr_engine_options;

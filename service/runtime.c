@@ -291,6 +291,7 @@ static mr_status start_engine(mr_runtime *runtime, mr_event *failed, mr_error *e
         .n_blocks = runtime->exec_options.n_blocks,
         .host_memory = config->kv_host_memory,
         .asynchronous = runtime->backend_info.asynchronous,
+        .takes_two = runtime->backend_info.takes_two,
         .failed = failed,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
         .prefix_caching = config->enable_prefix_caching,

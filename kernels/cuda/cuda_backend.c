@@ -34,6 +34,7 @@ static void info(const mr_backend *base, mr_backend_info *out)
         .threads = 0,
         .memory_bytes = mr_cuda_slab_left(&backend->slab),
         .asynchronous = true,
+        .takes_two = true,
     };
     (void)snprintf(out->name, sizeof(out->name), "cuda-sm%u%u", p->major, p->minor);
     (void)snprintf(out->numerics, sizeof(out->numerics), "cuda-sm%u%u/%s/1%s", p->major, p->minor,

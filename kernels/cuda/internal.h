@@ -180,6 +180,12 @@ typedef struct mr_cuda_captured {
     bool warm; /* the bucket has run once without a graph: nothing is set up while capturing */
 } mr_cuda_captured;
 
+/* A step that was submitted. */
+typedef struct mr_cuda_flight {
+    uint64_t step;
+    uint32_t n_rows;
+} mr_cuda_flight;
+
 typedef struct mr_cuda_exec {
     mr_exec base;
     mr_cuda_backend *backend;
@@ -203,18 +209,19 @@ typedef struct mr_cuda_exec {
     mr_cuda_ptr counters;
     mr_cuda_ptr scaled;
     mr_cuda_ptr counts;
-    mr_cuda_ptr stage;     /* on the device */
-    mr_cuda_ptr ids;       /* u32 [T] */
-    mr_cuda_ptr results;   /* tokens, logprobs, n_top, corrupt [max_rows each], then top */
-    uint8_t *host_stage;   /* pinned */
-    uint8_t *host_results; /* pinned, as `results` */
-    float *host_logits;    /* pinned, if options.keep_logits */
-    uint32_t *delta_step;  /* [table entries] the step that last wrote one: later deltas win */
+    mr_cuda_ptr stage;   /* on the device */
+    mr_cuda_ptr ids;     /* u32 [T] */
+    mr_cuda_ptr results; /* tokens, logprobs, n_top, corrupt [max_rows each], then top */
+    /* Two steps may be under way: what the host writes and reads is there for each. */
+    uint8_t *host_stages[2];  /* pinned */
+    uint8_t *host_results[2]; /* pinned, as `results` */
+    uint8_t *host_stage;      /* of the step that is submitted last */
+    float *host_logits;       /* pinned, if options.keep_logits */
+    uint32_t *delta_step;     /* [table entries] the step that last wrote one: later deltas win */
 
-    bool pending;
-    uint64_t step;
-    uint32_t n_drawn;
-    bool has_top; /* of the step */
+    mr_cuda_flight flights[2];
+    uint32_t n_pending; /* of them */
+    uint32_t last;      /* that was submitted last */
     mr_cuda_captured captured[MR_CUDA_BUCKETS];
     uint64_t transfers;   /* started; the ticket of the last */
     uint64_t transferred; /* those up to this ticket are over */

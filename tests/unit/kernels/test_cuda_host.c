@@ -617,6 +617,42 @@ static void test_a_failure_is_sticky(void **state)
     }
 }
 
+/* The second may take its tokens from rows of the first, which the host has not seen. */
+static void test_two_steps_may_be_under_way(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_error err = {0};
+    mr_step_output out;
+    open_session(&f, 64);
+    mr_exec *exec = f.session.exec;
+    mr_batch_reset(f.session.storage);
+    tiny_feed(&f.session, 0, prompt, 0, 3, true);
+    const mr_batch first = *mr_batch_get(f.session.storage);
+    assert_int_equal(exec->vt->submit(exec, &first, &err), MR_OK);
+    mr_batch_reset(f.session.storage);
+    const int32_t beyond = mr_token_src_row(3);
+    tiny_feed(&f.session, 0, &beyond, 3, 1, false);
+    assert_int_equal(exec->vt->submit(exec, mr_batch_get(f.session.storage), &err),
+                     MR_INVALID_ARGUMENT);
+    mr_batch_reset(f.session.storage);
+    const int32_t drawn = mr_token_src_row(2);
+    tiny_feed(&f.session, 0, &drawn, 3, 1, false);
+    assert_int_equal(exec->vt->submit(exec, mr_batch_get(f.session.storage), &err), MR_OK);
+    assert_int_equal(exec->vt->submit(exec, mr_batch_get(f.session.storage), &err),
+                     MR_FAILED_PRECONDITION);
+    assert_int_equal(exec->vt->wait(exec, &out, &err), MR_OK);
+    assert_int_equal(out.step, 1);
+    assert_int_equal(out.n_rows, 3);
+    const uint32_t *tokens = out.tokens;
+    assert_int_equal(exec->vt->wait(exec, &out, &err), MR_OK);
+    assert_int_equal(out.step, 3);
+    assert_int_equal(out.n_rows, 1);
+    assert_ptr_not_equal(out.tokens, tokens);
+    assert_int_equal(exec->vt->wait(exec, &out, &err), MR_FAILED_PRECONDITION);
+    close_session(&f);
+}
+
 static void test_a_batch_out_of_bounds_harms_nothing(void **state)
 {
     (void)state;
@@ -836,6 +872,7 @@ int main(void)
         cmocka_unit_test_setup(test_the_last_of_two_deltas_wins, setup),
         cmocka_unit_test_setup(test_buckets_are_the_next_larger, setup),
         cmocka_unit_test_setup(test_a_failure_is_sticky, setup),
+        cmocka_unit_test_setup(test_two_steps_may_be_under_way, setup),
         cmocka_unit_test_setup(test_a_batch_out_of_bounds_harms_nothing, setup),
         cmocka_unit_test_setup(test_block_copies_go_one_by_one, setup),
         cmocka_unit_test_setup(test_transfers_go_beside_the_steps, setup),
