@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tests and measures a bundle (scripts/bundle) on a machine with a GPU, and writes one JSON.
 
-    gpu.py BUNDLE_DIR OUT.json [--model MODEL.gguf] [--parts tests,model,8b,8b-fp8,mixed,trtllm,smollm2]
+    gpu.py BUNDLE_DIR OUT.json [--model MODEL.gguf] [--parts tests,model,8b,smollm2]
 
 BUNDLE_DIR has bin/millrace and, for the tests, bin/test_gpu_*. The large models have random weights
-(load_format: random). The copy bandwidth is measured with PyTorch where it is there, and profiles
-are Nsight Compute's.
+(load_format: random). Ceilings are measured with PyTorch where it is there, and profiles are Nsight
+Compute's. Parts: tests, model, serve, ceilings, 8b, smollm2, profile, and those of gpu_checks.py and
+gpu_fp8.py.
 """
 import argparse
 import csv
@@ -18,38 +19,12 @@ import subprocess
 import tempfile
 import time
 
+import gpu_checks
+import gpu_fp8
+from gpu_tools import run, say, settings, shape_dir
+
 HERE = pathlib.Path(__file__).resolve().parent
-SHAPES = {
-    "8b": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-               num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0,
-               tie_word_embeddings=False),
-    "smollm2": dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-                    num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
-                    rope_theta=100000.0, tie_word_embeddings=True),
-}
-# Weights of F8_E4M3 with a scale an output, rows rounded token by token, the vocabulary left as it is.
-FP8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
-# Measured on an H200: vLLM 0.25.1, milliseconds a step by concurrency, prompt tokens/s, and total tokens/s of
-# 256 requests of 512 + 256 tokens. Published: TensorRT-LLM's output tokens/s, FP8 with an FP8 cache.
-VLLM_FP8_STEP = {1: 3.51, 32: 4.56, 128: 5.93}
-VLLM_FP8_PREFILL = {8192: 55400}
-VLLM_MIXED = {"8b": 29545, "8b-fp8": 39653}
-TRTLLM_FP8 = {(1000, 1000): 17744, (128, 2048): 26221}
 PROMPTS = [[1, 300, 41, 5, 900], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], list(range(100, 420))]
-
-
-def run(command, timeout, stdin=None):
-    begin = time.time()
-    try:
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=timeout, input=stdin)
-        code, out, err = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as e:
-        code, out, err = -1, (e.stdout or b"").decode(), (e.stderr or b"").decode() + "\ntimed out"
-    return {"rc": code, "out": out, "err": err, "s": round(time.time() - begin, 2)}
-
-
-def say(*what):
-    print(*what, flush=True)
 
 
 def tests(bundle):
@@ -63,22 +38,6 @@ def tests(bundle):
         if r["rc"] != 0:
             say(text[-3000:])
     return found
-
-
-def copy_bandwidth():
-    code = ("import torch\n"
-            "a=torch.empty(1<<30,dtype=torch.float32,device='cuda').normal_();b=torch.empty_like(a)\n"
-            "t=[]\n"
-            "for i in range(20):\n"
-            " s=torch.cuda.Event(enable_timing=True);e=torch.cuda.Event(enable_timing=True)\n"
-            " s.record();b.copy_(a);e.record();torch.cuda.synchronize();t.append(s.elapsed_time(e))\n"
-            "t.sort();print(2*a.numel()*4/(t[10]*1e-3)/1e9)\n")
-    r = run(["python3", "-c", code], 120)
-    return float(r["out"]) if r["rc"] == 0 else None
-
-
-def settings(pairs):
-    return [x for p in pairs for x in ("--set", p)]
 
 
 def greedy(binary, model, pairs, n):
@@ -140,7 +99,6 @@ def model_checks(bundle, model, reference):
                         "greedy": greedy(binary, model, pairs, 100)}
         if not reference:
             result[name]["golden"] = golden(binary, model, pairs)
-    result["gpu bf16 again"] = {"greedy": greedy(binary, model, ways["gpu bf16"], 100)}
     want = result["cpu f32" if reference else "gpu f32"]["greedy"].get("ids")
     for name, r in result.items():
         ids = r["greedy"].get("ids")
@@ -148,106 +106,29 @@ def model_checks(bundle, model, reference):
             r["equal_tokens"] = [next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(y))
                                  for x, y in zip(ids, want)]
         say(name, r.get("score"), r.get("equal_tokens"), r.get("golden"), r["greedy"].get("error"))
-    again = result["gpu bf16 again"]["greedy"].get("ids")
-    result["two_runs_equal"] = again is not None and again == result["gpu bf16"]["greedy"].get("ids")
-    say("two runs equal", result["two_runs_equal"])
+    result["two_runs_equal"] = gpu_checks.equal(bundle, model, [])
     return result
 
 
-def shape_dir(shape):
-    """A directory with a config.json of the shape; "-fp8" behind its name: with F8_E4M3 weights."""
-    path = pathlib.Path(tempfile.gettempdir()) / f"millrace-{shape}"
-    path.mkdir(exist_ok=True)
-    fp8 = shape.endswith("-fp8")
-    config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5,
-                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[shape.removesuffix("-fp8")],
-                  **({"quantization_config": FP8} if fp8 else {}))
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-def bench(bundle, shape, decode, prefill, pairs):
+def bench(bundle, shape, decode, prefill, pairs, copy=None):
     r = run([bundle / "bin" / "millrace", "bench", "offline", "--model", shape_dir(shape), "--decode",
              ",".join(map(str, decode)), "--prefill", ",".join(map(str, prefill)), "--prompt", "128",
-             "--generate", "128", "--json", *settings(["backend=cuda", "load_format=random", *pairs])], 280)
+             "--generate", "128", "--json", *settings(["backend=cuda", "load_format=random", "log.level=debug", *pairs])], 190)
     say(r["err"][-2500:])
     if r["rc"] != 0:
         say("bench failed", r["rc"], r["out"][-500:])
         return {"rc": r["rc"], "err": r["err"][-2000:]}
     result = json.loads(r["out"])
+    graphs = gpu_checks.launches(r["err"])
     for row in result["decode"]:
-        row["step_ms"] = round(1000 * row["batch"] / row["tokens_per_s"], 4)
+        gpu_checks.judge_decode(shape, row, copy)
+        row["launches"] = graphs.get(row["batch"])
         say(shape, "decode", row)
     for row in result["prefill"]:
+        if shape == "8b" and row["tokens"] == 8192:
+            row["to_vllm"] = round(row["tokens_per_s"] / gpu_checks.VLLM_PREFILL["1 x 8192"], 3)
         say(shape, "prefill", row)
     say("load_s", result["load_s"])
-    return result
-
-
-def fp8(bundle, pairs):
-    result = bench(bundle, "8b-fp8", [1, 8, 32, 128, 256], [1024, 8192], pairs)
-    for row in result.get("decode", []):
-        peer = VLLM_FP8_STEP.get(row["batch"])
-        if peer:
-            row["times_vllm"] = round(peer / row["step_ms"], 3)
-            say("8b-fp8 decode", row["batch"], row["step_ms"], "ms a step,", row["times_vllm"], "x vLLM")
-    for row in result.get("prefill", []):
-        peer = VLLM_FP8_PREFILL.get(row["tokens"])
-        if peer:
-            row["times_vllm"] = round(row["tokens_per_s"] / peer, 3)
-            say("8b-fp8 prefill", row["tokens"], row["tokens_per_s"], row["times_vllm"], "x vLLM")
-    return result
-
-
-def closed_loop(bundle, shape, concurrency, waves, prompt, output, pairs):
-    """The server with random weights under the program's own client: so many requests at a time."""
-    binary = bundle / "bin" / "millrace"
-    log = pathlib.Path(tempfile.gettempdir()) / f"millrace-{shape}.log"
-    sets = ["backend=cuda", "load_format=random", f"max_batch_size={concurrency}",
-            f"max_queue_requests={2 * concurrency}", f"max_seq_length={prompt + output + 16}", *pairs]
-    with log.open("w") as out:
-        server = subprocess.Popen([binary, "serve", "--model", shape_dir(shape), "--listen", "127.0.0.1:18002",
-                                   *settings(sets)], stdout=subprocess.DEVNULL, stderr=out)
-    try:
-        until = time.time() + 90
-        while 'msg="ready"' not in log.read_text() and server.poll() is None and time.time() < until:
-            time.sleep(0.1)
-        load = [binary, "bench", "serve", "--server", "127.0.0.1:18002", "--prompt-tokens", prompt,
-                "--output-tokens", output, "--json", "--concurrency", concurrency, "--requests"]
-        run([*load, concurrency, "--seed", 1], 200)  # graphs and products are made ready
-        r = run([*load, waves * concurrency], 400)
-    finally:
-        server.terminate()
-        server.wait(timeout=60)
-    if r["rc"] != 0:
-        say("load failed", r["rc"], r["err"][-500:], log.read_text()[-1500:])
-        return {"rc": r["rc"], "err": r["err"][-2000:], "log": log.read_text()[-4000:]}
-    result = json.loads(r["out"])
-    out = result["output_tokens_per_s"]
-    return {"concurrency": concurrency, "requests": waves * concurrency, "prompt": prompt, "output": output,
-            "output_tokens_per_s": out, "total_tokens_per_s": out * (prompt + output) / output, "raw": result}
-
-
-def mixed(bundle, pairs):
-    result = {}
-    for shape, peer in VLLM_MIXED.items():
-        got = closed_loop(bundle, shape, 256, 1, 512, 256, pairs)
-        if "rc" not in got:
-            got["times_vllm"] = round(got["total_tokens_per_s"] / peer, 3)
-            say(shape, "256 x 512/256: total tokens/s", round(got["total_tokens_per_s"]), got["times_vllm"], "x vLLM")
-        result[shape] = got
-    return result
-
-
-def trtllm(bundle, pairs, concurrency=512, waves=2):
-    result = {}
-    for (prompt, output), peer in TRTLLM_FP8.items():
-        got = closed_loop(bundle, "8b-fp8", concurrency, waves, prompt, output, ["kv_cache_dtype=fp8", *pairs])
-        if "rc" not in got:
-            got["times_trtllm"] = round(got["output_tokens_per_s"] / peer, 3)
-            say(f"8b-fp8 {prompt}/{output}: output tokens/s", round(got["output_tokens_per_s"]), got["times_trtllm"],
-                "x TensorRT-LLM")
-        result[f"{prompt}/{output}"] = got
     return result
 
 
@@ -288,8 +169,6 @@ def main():
                         help="the model is SmolLM2-135M-Instruct Q4_1: hold it to tests/data")
     parser.add_argument("--parts", default="tests,model,8b,smollm2")
     parser.add_argument("--set", action="append", default=[])
-    parser.add_argument("--concurrency", type=int, default=512, help="of the part trtllm")
-    parser.add_argument("--waves", type=int, default=2, help="of the part trtllm: requests for each place")
     a = parser.parse_args()
     parts = a.parts.split(",")
     result = {"host": os.uname().release, "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
@@ -307,26 +186,22 @@ def main():
     if "serve" in parts and a.model:
         result["serve"] = serve(a.bundle, a.model)
         save()
-    if "copy" in parts or "8b" in parts:
-        result["copy_gb_s"] = copy_bandwidth()
-        say("copy", result["copy_gb_s"], "GB/s")
-    if "8b" in parts:
-        result["8b"] = bench(a.bundle, "8b", [1, 8, 32, 128, 256], [1024, 8192], a.set)
+    copy = None
+    if "ceilings" in parts or "8b" in parts:
+        result["ceilings"] = gpu_checks.ceilings(a.bundle, a.set)
+        copy = result["ceilings"].get("copy_gb_s")
         save()
-    if "8b-fp8" in parts:
-        result["8b-fp8"] = fp8(a.bundle, a.set)
-        save()
-    if "mixed" in parts:
-        result["mixed"] = mixed(a.bundle, a.set)
-        save()
-    if "trtllm" in parts:
-        result["trtllm"] = trtllm(a.bundle, a.set, a.concurrency, a.waves)
-        save()
+    for shape, decode in (("8b", [1, 8, 32, 128, 256]), ("smollm2", [1, 32, 256])):
+        if shape in parts:
+            result[shape] = bench(a.bundle, shape, decode, [1024, 8192], a.set, copy)
+            save()
     if "profile" in parts:
         result["profile"] = profile(a.bundle, "8b", a.set)
         save()
-    if "smollm2" in parts:
-        result["smollm2"] = bench(a.bundle, "smollm2", [1, 32, 256], [1024, 8192], a.set)
+    for name, part in {**gpu_checks.PARTS, **gpu_fp8.PARTS}.items():
+        if name in parts and name not in result:
+            result[name] = part(a.bundle, a.set)
+            save()
     save()
 
 

@@ -166,6 +166,8 @@ typedef struct mr_cuda_linear {
     bool gated;
     mr_activation activation;
     bool raw; /* BF16, coded rows, no bias: out is without the scales */
+    /* Sums in an order that depends on k and n only: one way for all row counts. */
+    bool invariant;
 } mr_cuda_linear;
 
 /* RMS norm of query and key heads, in place. */
@@ -310,6 +312,17 @@ typedef struct mr_cuda_block_move {
     uint32_t to;
 } mr_cuda_block_move;
 
+/* One block of every plane, to or from `planes` · bytes of pinned host memory, plane by plane. */
+typedef struct mr_cuda_block_transfer {
+    mr_cuda_ptr kv;
+    void *host;
+    uint64_t plane_bytes;
+    uint64_t bytes;
+    uint32_t planes;
+    uint32_t block;
+    bool to_host;
+} mr_cuda_block_transfer;
+
 typedef struct mr_cuda_api {
     uint32_t version; /* MR_CUDA_API_VERSION; the program takes no other */
     uint32_t bytes;   /* sizeof(mr_cuda_api) */
@@ -335,7 +348,7 @@ typedef struct mr_cuda_api {
     int (*synchronize)(mr_cuda_context *context);
 
     int (*capture_begin)(mr_cuda_context *context);
-    int (*capture_end)(mr_cuda_context *context, mr_cuda_graph **out);
+    int (*capture_end)(mr_cuda_context *context, mr_cuda_graph **out, uint32_t *launches);
     int (*graph_launch)(mr_cuda_context *context, mr_cuda_graph *graph);
     void (*graph_destroy)(mr_cuda_context *context, mr_cuda_graph *graph);
 
@@ -354,9 +367,17 @@ typedef struct mr_cuda_api {
     int (*gather)(mr_cuda_context *context, const mr_cuda_gather *p);
     int (*sample)(mr_cuda_context *context, const mr_cuda_sample *p);
     int (*block_move)(mr_cuda_context *context, const mr_cuda_block_move *p);
+
+    /* Transfers have a stream of their own, in order among themselves. begin: it waits for what is
+     * queued now. end: records `event`, below MR_CUDA_TRANSFERS. is_over: without waiting. */
+    int (*transfer_begin)(mr_cuda_context *context);
+    int (*transfer_block)(mr_cuda_context *context, const mr_cuda_block_transfer *p);
+    int (*transfer_end)(mr_cuda_context *context, uint32_t event);
+    int (*transfer_is_over)(mr_cuda_context *context, uint32_t event, bool *over);
 } mr_cuda_api;
 
-#define MR_CUDA_EVENTS 8u
+#define MR_CUDA_EVENTS    8u
+#define MR_CUDA_TRANSFERS 64u /* that may be unfinished */
 
 #ifdef __cplusplus
 }

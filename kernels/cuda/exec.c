@@ -185,25 +185,27 @@ static mr_status make_host(mr_cuda_exec *exec, mr_error *err)
     const mr_cuda_api *api = exec->backend->api;
     const mr_exec_options *o = &exec->options;
     const uint64_t logits = (uint64_t)o->max_rows * exec->plan->vocab_size * sizeof(float);
-    void *areas[3] = {NULL, NULL, NULL};
-    const uint64_t bytes[3] = {
-        exec->sizes.stage.bytes,
-        (uint64_t)o->max_rows * (16 + MR_MAX_TOP * sizeof(mr_alternative)),
-        o->keep_logits ? logits : 0,
-    };
+    const uint64_t results = (uint64_t)o->max_rows * (16 + MR_MAX_TOP * sizeof(mr_alternative));
+    void *areas[5] = {NULL, NULL, NULL, NULL, NULL};
+    const uint64_t bytes[5] = {exec->sizes.stage.bytes, exec->sizes.stage.bytes, results, results,
+                               o->keep_logits ? logits : 0};
     bool there = true;
-    for (int i = 0; i < 3 && there; i++) {
+    for (int i = 0; i < 5 && there; i++) {
         there = bytes[i] == 0 || api->alloc_host(exec->backend->context, bytes[i], &areas[i]) == 0;
     }
-    exec->host_stage = areas[0];
-    exec->host_results = areas[1];
-    exec->host_logits = areas[2];
-    if (!there || exec->host_results == NULL) {
+    for (int i = 0; i < 2; i++) {
+        exec->host_stages[i] = areas[i];
+        exec->host_results[i] = areas[2 + i];
+    }
+    exec->host_stage = exec->host_stages[0];
+    exec->host_logits = areas[4];
+    if (!there || exec->host_results[1] == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED,
                        "compile: no host memory that the GPU can read (ulimit -l bounds it); fewer "
                        "tokens or rows a step need less");
     }
-    memset(exec->host_results, 0, bytes[1]);
+    memset(exec->host_results[0], 0, results);
+    memset(exec->host_results[1], 0, results);
     return MR_OK;
 }
 
@@ -311,7 +313,8 @@ static void destroy(mr_exec *base)
             api->graph_destroy(context, exec->captured[i].graph);
         }
     }
-    void *const areas[] = {exec->host_stage, exec->host_results, exec->host_logits};
+    void *const areas[] = {exec->host_stages[0], exec->host_stages[1], exec->host_results[0],
+                           exec->host_results[1], exec->host_logits};
     for (size_t i = 0; i < sizeof(areas) / sizeof(areas[0]); i++) {
         if (areas[i] != NULL) {
             api->release_host(context, areas[i]);
@@ -335,6 +338,11 @@ static const mr_exec_vtable vtable = {
     .submit = mr_cuda_step_submit,
     .wait = mr_cuda_step_wait,
     .copy_blocks = copy_blocks,
+    .host_alloc = mr_cuda_host_alloc,
+    .host_free = mr_cuda_host_free,
+    .transfer_start = mr_cuda_transfer_start,
+    .transfer_poll = mr_cuda_transfer_poll,
+    .transfer_cancel = mr_cuda_transfer_cancel,
     .memory = memory,
     .times = times,
     .destroy = destroy,

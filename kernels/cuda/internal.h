@@ -11,6 +11,7 @@
  *   exec.c     makes an executor
  *   launch.c   the plan's operators as calls of the table
  *   step.c     submit, wait, graphs
+ *   transfer.c KV blocks to and from host memory
  */
 #ifndef MILLRACE_KERNELS_CUDA_INTERNAL_H
 #define MILLRACE_KERNELS_CUDA_INTERNAL_H
@@ -50,6 +51,7 @@ typedef struct mr_cuda_backend {
     mr_dtype compute;
     uint32_t threads;
     double memory_fraction;
+    bool batch_invariant;
     mr_cuda_slab slab;
     bool failed; /* a call failed: all later ones do */
 } mr_cuda_backend;
@@ -68,10 +70,12 @@ static inline uint32_t mr_cuda_size(mr_dtype type)
     return type == MR_DTYPE_F32 ? 4 : type == MR_DTYPE_F8_E4M3 || type == MR_DTYPE_I8 ? 1 : 2;
 }
 
-/* Whether the GPU multiplies F8_E4M3 by F8_E4M3 with a scale a row and an output. */
+/* Whether the GPU multiplies F8_E4M3 by F8_E4M3 with a scale a row and an output. How that sums
+ * depends on the number of rows. */
 static inline bool mr_cuda_takes_codes(const mr_cuda_backend *backend)
 {
-    return backend->properties.major == 9 && backend->compute != MR_DTYPE_F32;
+    return backend->properties.major == 9 && backend->compute != MR_DTYPE_F32 &&
+           !backend->batch_invariant;
 }
 
 /* ---- weights ---- */
@@ -227,6 +231,12 @@ typedef struct mr_cuda_captured {
     bool warm; /* the bucket has run once without a graph: nothing is set up while capturing */
 } mr_cuda_captured;
 
+/* A step that was submitted. */
+typedef struct mr_cuda_flight {
+    uint64_t step;
+    uint32_t n_rows;
+} mr_cuda_flight;
+
 typedef struct mr_cuda_exec {
     mr_exec base;
     mr_cuda_backend *backend;
@@ -254,21 +264,23 @@ typedef struct mr_cuda_exec {
     mr_cuda_ptr counters;
     mr_cuda_ptr scaled;
     mr_cuda_ptr counts;
-    mr_cuda_ptr stage;     /* on the device */
-    mr_cuda_ptr ids;       /* u32 [T] */
-    mr_cuda_ptr results;   /* tokens, logprobs, n_top, corrupt [max_rows each], then top */
-    uint8_t *host_stage;   /* pinned */
-    uint8_t *host_results; /* pinned, as `results` */
-    float *host_logits;    /* pinned, if options.keep_logits */
-    uint32_t *delta_step;  /* [table entries] the step that last wrote one: later deltas win */
+    mr_cuda_ptr stage;   /* on the device */
+    mr_cuda_ptr ids;     /* u32 [T] */
+    mr_cuda_ptr results; /* tokens, logprobs, n_top, corrupt [max_rows each], then top */
+    /* Two steps may be under way: what the host writes and reads is there for each. */
+    uint8_t *host_stages[2];  /* pinned */
+    uint8_t *host_results[2]; /* pinned, as `results` */
+    uint8_t *host_stage;      /* of the step that is submitted last */
+    float *host_logits;       /* pinned, if options.keep_logits */
+    uint32_t *delta_step;     /* [table entries] the step that last wrote one: later deltas win */
 
-    bool pending;
-    uint64_t step;
-    uint32_t n_drawn;
-    bool has_top; /* of the step */
+    mr_cuda_flight flights[2];
+    uint32_t n_pending; /* of them */
+    uint32_t last;      /* that was submitted last */
     mr_cuda_captured captured[MR_CUDA_BUCKETS];
+    uint64_t transfers;   /* started; the ticket of the last */
+    uint64_t transferred; /* those up to this ticket are over */
     mr_exec_times times;
-    uint64_t launches; /* of the last step without a graph */
 } mr_cuda_exec;
 
 /* Offsets in `results`, each [max_rows]; the last is the end of what every step copies. */
@@ -318,6 +330,14 @@ int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wh
 /* step.c */
 MR_MUST_USE mr_status mr_cuda_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err);
 MR_MUST_USE mr_status mr_cuda_step_wait(mr_exec *base, mr_step_output *out, mr_error *err);
+/* transfer.c: those of the table of mr_exec. */
+void *mr_cuda_host_alloc(mr_exec *base, uint64_t bytes);
+void mr_cuda_host_free(mr_exec *base, void *memory, uint64_t bytes);
+MR_MUST_USE mr_status mr_cuda_transfer_start(mr_exec *base, const mr_transfer *transfer,
+                                             uint64_t *ticket, mr_error *err);
+mr_transfer_state mr_cuda_transfer_poll(mr_exec *base, uint64_t ticket);
+bool mr_cuda_transfer_cancel(mr_exec *base, uint64_t ticket);
+
 /* Sequences of up to this many tokens in a step are split attention's, longer ones tiles. */
 #define MR_CUDA_SPLIT_TOKENS 4u
 

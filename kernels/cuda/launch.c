@@ -115,7 +115,8 @@ static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
 static bool takes_gated(const mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
 {
     const mr_op_linear *op = &exec->plan->ops[index].linear;
-    return exec->fused[index + 1] && exec->backend->compute != MR_DTYPE_F32 &&
+    return exec->fused[index + 1] && !exec->backend->batch_invariant &&
+           exec->backend->compute != MR_DTYPE_F32 &&
            rows_of(exec, step, op->in) <= MR_CUDA_FEW_ROWS && width_of(exec, op->in) % 8 == 0;
 }
 
@@ -149,6 +150,7 @@ static int linear(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
         .n = width_of(exec, op->out),
         .k = width_of(exec, op->in),
         .out_stride = width_of(exec, op->out),
+        .invariant = exec->backend->batch_invariant,
     };
     if (takes_gated(exec, step, index)) {
         const mr_op_gated *gated = &exec->plan->ops[index + 1].gated;

@@ -136,7 +136,7 @@ void mr_cuda_stage_lay_out(const mr_cuda_counts *c, uint32_t kv_groups, mr_cuda_
 
 bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan, mr_dtype kv_dtype)
 {
-    return backend->compute != MR_DTYPE_F32 &&
+    return !backend->batch_invariant && backend->compute != MR_DTYPE_F32 &&
            (kv_dtype == backend->compute || mr_cuda_size(kv_dtype) == 1) &&
            (plan->kv.head_width == 64 || plan->kv.head_width == 128);
 }

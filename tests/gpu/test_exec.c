@@ -274,7 +274,8 @@ static void test_nan_is_seen(void **state)
     tiny_plan_destroy(&tiny);
 }
 
-int main(void)
+/* An argument names the cases to run, with * and ?; none: all. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_groups),
@@ -282,5 +283,6 @@ int main(void)
         cmocka_unit_test(test_stored_types), cmocka_unit_test(test_two_runs_are_bit_equal_D4),
         cmocka_unit_test(test_block_copies), cmocka_unit_test(test_nan_is_seen),
     };
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

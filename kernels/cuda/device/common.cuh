@@ -16,7 +16,10 @@ struct mr_cuda_gemm_cache;
 struct mr_cuda_context {
     int device;
     cudaStream_t stream;
+    cudaStream_t transfer_stream;
     cudaEvent_t events[MR_CUDA_EVENTS];
+    cudaEvent_t transfer_start; /* what the next transfer comes after */
+    cudaEvent_t transfers[MR_CUDA_TRANSFERS];
     cudaDeviceProp properties;
     cublasLtHandle_t blas;
     void *workspace; /* of cuBLASLt */
@@ -54,6 +57,13 @@ cublasStatus_t mr_cuda_gemm_with(mr_cuda_context *context, const mr_cuda_linear 
  * capturing, or when there was time enough spent. */
 int mr_cuda_tune(mr_cuda_context *context, const mr_cuda_linear *p,
                  const cublasLtMatmulHeuristicResult_t *found, int count, int *best);
+/* Whether `algo` gives a row the same bits whatever the number of rows and its place among them. */
+int mr_cuda_pinned_holds(mr_cuda_context *context, const mr_cuda_linear *p,
+                         const cublasLtMatmulAlgo_t *algo, bool *holds);
+/* What an invariant product's algorithm is chosen for: decoding with much company. */
+#define MR_PINNED_ROWS 64u
+/* Rows of one call of it: no more than were looked at. */
+#define MR_PINNED_MOST 2048u
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);

@@ -8,6 +8,10 @@
  *
  * Products of F8_E4M3 have a scale for each output and each row, which cuBLASLt applies to its sums
  * (compute capability 9.0), unless they are to be raw.
+ *
+ * Invariant products have one algorithm for all row counts: the first of cuBLASLt's list for
+ * PINNED_ROWS rows, without workspace or reductions between blocks, that is seen to give a row the
+ * same bits whatever the number of rows and its place among them (pinned.cu).
  */
 #include "kernels/cuda/device/common.cuh"
 
@@ -15,7 +19,7 @@
 #include <new>
 
 #define SLOTS           1024u
-#define CANDIDATES      12
+#define CANDIDATES      16
 #define WORKSPACE_BYTES (static_cast<size_t>(32) << 20)
 
 struct mr_gemm_key {
@@ -128,11 +132,12 @@ static int candidates(mr_cuda_context *context, const mr_cuda_linear *p, uint32_
     mr_gemm_call call = {};
     cublasLtMatmulPreference_t preference = nullptr;
     int count = 0;
+    const size_t workspace = p->invariant ? 0 : context->workspace_bytes;
     if (describe(p, rows, &call) &&
         cublasLtMatmulPreferenceCreate(&preference) == CUBLAS_STATUS_SUCCESS &&
-        cublasLtMatmulPreferenceSetAttribute(
-            preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &context->workspace_bytes,
-            sizeof(context->workspace_bytes)) == CUBLAS_STATUS_SUCCESS) {
+        cublasLtMatmulPreferenceSetAttribute(preference, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES,
+                                             &workspace,
+                                             sizeof(workspace)) == CUBLAS_STATUS_SUCCESS) {
         /* Parts of a wide output begin anywhere: only what every element has is promised. */
         const uint32_t least = is_coded(p) ? 1 : p->type == MR_DTYPE_F32 ? 4 : 2;
         const uint32_t in = p->k * least % 16 == 0 ? 16 : least;
@@ -146,11 +151,15 @@ static int candidates(mr_cuda_context *context, const mr_cuda_linear *p, uint32_
             preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &out, sizeof(out));
         (void)cublasLtMatmulPreferenceSetAttribute(
             preference, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &out, sizeof(out));
-        if (cublasLtMatmulAlgoGetHeuristic(context->blas, call.op, call.a, call.b, call.d, call.d,
-                                           preference, most, results,
-                                           &count) != CUBLAS_STATUS_SUCCESS) {
-            count = 0;
+        if (p->invariant) {
+            const uint32_t none = CUBLASLT_REDUCTION_SCHEME_NONE;
+            (void)cublasLtMatmulPreferenceSetAttribute(
+                preference, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &none, sizeof(none));
         }
+        const cublasStatus_t status =
+            cublasLtMatmulAlgoGetHeuristic(context->blas, call.op, call.a, call.b, call.d, call.d,
+                                           preference, most, results, &count);
+        count = status == CUBLAS_STATUS_SUCCESS ? count : 0;
     }
     if (preference != nullptr) {
         cublasLtMatmulPreferenceDestroy(preference);
@@ -159,14 +168,25 @@ static int candidates(mr_cuda_context *context, const mr_cuda_linear *p, uint32_
     return count;
 }
 
+/* Takes the fastest of those that give the first one's bits, or the first that holds its row's
+ * bits. */
 static int ask(mr_cuda_context *context, const mr_cuda_linear *p, mr_gemm_entry *entry)
 {
     cublasLtMatmulHeuristicResult_t results[CANDIDATES] = {};
-    int best = 0;
-    const int count = candidates(context, p, entry->key.rows, CANDIDATES, results);
-    const int code = mr_cuda_tune(context, p, results, count, &best);
-    entry->found = count > 0;
-    entry->algo = results[best].algo;
+    if (!p->invariant) {
+        int best = 0;
+        const int found = candidates(context, p, entry->key.rows, CANDIDATES, results);
+        const int status = mr_cuda_tune(context, p, results, found, &best);
+        entry->found = found > 0;
+        entry->algo = results[best].algo;
+        return status;
+    }
+    const int count = candidates(context, p, MR_PINNED_ROWS, CANDIDATES, results);
+    int code = 0;
+    for (int i = 0; code == 0 && i < count && !entry->found; i++) {
+        entry->algo = results[i].algo;
+        code = mr_cuda_pinned_holds(context, p, &entry->algo, &entry->found);
+    }
     return code;
 }
 
@@ -184,7 +204,7 @@ static uint32_t rows_like(uint32_t rows)
 static int find(mr_cuda_context *context, const mr_cuda_linear *p, mr_gemm_entry **out)
 {
     mr_gemm_key key = {};
-    key.rows = rows_like(p->rows);
+    key.rows = p->invariant ? 0 : rows_like(p->rows);
     key.n = p->n;
     key.k = p->k;
     key.out_stride = p->out_stride;
@@ -218,10 +238,27 @@ cublasStatus_t mr_cuda_gemm_with(mr_cuda_context *context, const mr_cuda_linear 
         status = cublasLtMatmul(context->blas, call.op, &one, mr_at<const void>(p->weight), call.a,
                                 mr_at<const void>(in), call.b, &zero, mr_at<void>(p->out), call.d,
                                 mr_at<void>(p->out), call.d, algo, context->workspace,
-                                context->workspace_bytes, context->stream);
+                                p->invariant ? 0 : context->workspace_bytes, context->stream);
     }
     forget(&call);
     return status;
+}
+
+static int run_pieces(mr_cuda_context *context, const mr_cuda_linear *p,
+                      const cublasLtMatmulAlgo_t *algo)
+{
+    const uint64_t in_bytes = p->type == MR_DTYPE_F32 ? 4 : 2;
+    const uint64_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
+    mr_cuda_linear piece = *p;
+    for (uint32_t done = 0; done < p->rows; done += piece.rows) {
+        piece.rows = p->rows - done < MR_PINNED_MOST ? p->rows - done : MR_PINNED_MOST;
+        if (mr_cuda_gemm_with(context, &piece, algo) != CUBLAS_STATUS_SUCCESS) {
+            return cudaErrorUnknown;
+        }
+        piece.in += static_cast<uint64_t>(piece.rows) * p->k * in_bytes;
+        piece.out += static_cast<uint64_t>(piece.rows) * p->out_stride * out_bytes;
+    }
+    return 0;
 }
 
 int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *done)
@@ -231,6 +268,10 @@ int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *do
     *done = false;
     if (code != 0 || entry == nullptr || !entry->found) {
         return code;
+    }
+    if (p->invariant) {
+        *done = true;
+        return run_pieces(context, p, &entry->algo);
     }
     const cublasStatus_t status = mr_cuda_gemm_with(context, p, &entry->algo);
     *done = status == CUBLAS_STATUS_SUCCESS;

@@ -125,12 +125,44 @@ static int run_coded(mr_cuda_context *context, const mr_cuda_linear *p)
     return code == 0 && !done ? mr_cuda_linear_any_coded(context, p) : code;
 }
 
+/* The kernel for few rows, as often as it takes: where cuBLASLt has nothing whose sums are the same
+ * for all row counts. */
+static int launch_pieces(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    const uint32_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
+    mr_cuda_linear piece = *p;
+    int code = 0;
+    for (uint32_t done = 0; code == 0 && done < p->rows; done += piece.rows) {
+        piece.rows = p->rows - done < MR_CUDA_FEW_ROWS ? p->rows - done : MR_CUDA_FEW_ROWS;
+        code = mr_cuda_linear_few(context, &piece);
+        piece.in += static_cast<uint64_t>(piece.rows) * p->k * 2;
+        piece.out += static_cast<uint64_t>(piece.rows) * p->out_stride * out_bytes;
+    }
+    return code;
+}
+
+static int run_invariant(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    bool done = false;
+    int code = mr_cuda_gemm_run(context, p, &done);
+    if (code == 0 && !done && p->type != MR_DTYPE_F32 && p->k % 8 == 0) {
+        return launch_pieces(context, p);
+    }
+    if (code == 0 && !done) {
+        code = mr_cuda_linear_any(context, p);
+    }
+    return code == 0 && p->bias != 0 ? mr_cuda_linear_add_bias(context, p) : code;
+}
+
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     if (p->weight_type == MR_DTYPE_F8_E4M3) {
         const int code = run_coded(context, p);
         const bool bias = p->bias != 0 && p->coded.codes != 0;
         return code == 0 && bias ? mr_cuda_linear_add_bias(context, p) : code;
+    }
+    if (p->invariant) {
+        return run_invariant(context, p);
     }
     if (p->type != MR_DTYPE_F32 && p->rows <= MR_CUDA_FEW_ROWS && p->k % 8 == 0) {
         return mr_cuda_linear_few(context, p);

@@ -184,7 +184,7 @@ static int capture_begin(mr_cuda_context *context)
     return call("capture_begin");
 }
 
-static int capture_end(mr_cuda_context *context, mr_cuda_graph **out)
+static int capture_end(mr_cuda_context *context, mr_cuda_graph **out, uint32_t *launches)
 {
     (void)context;
     fake.capturing = false;
@@ -192,6 +192,7 @@ static int capture_end(mr_cuda_context *context, mr_cuda_graph **out)
         return 700;
     }
     *out = calloc(1, sizeof(**out));
+    *launches = fake.n_trace;
     fake.graphs++;
     return 0;
 }
@@ -268,6 +269,41 @@ LAUNCH(gather)
 LAUNCH(sample)
 LAUNCH(block_move)
 
+/* ---- transfers: copied at once, over when the test says so ---- */
+
+static int transfer_begin(mr_cuda_context *context)
+{
+    (void)context;
+    return call("transfer_begin");
+}
+
+static int transfer_block(mr_cuda_context *context, const mr_cuda_block_transfer *p)
+{
+    (void)context;
+    for (uint64_t plane = 0; plane < p->planes; plane++) {
+        uint8_t *host = (uint8_t *)p->host + plane * p->bytes;
+        uint8_t *block =
+            (uint8_t *)(uintptr_t)(p->kv + plane * p->plane_bytes + p->block * p->bytes);
+        memcpy(p->to_host ? host : block, p->to_host ? block : host, p->bytes);
+    }
+    return launch("transfer_block");
+}
+
+static int transfer_end(mr_cuda_context *context, uint32_t event)
+{
+    (void)context;
+    fake.transfers++;
+    fake.transfer_events[event % MR_CUDA_TRANSFERS] = fake.transfers;
+    return event < MR_CUDA_TRANSFERS ? call("transfer_end") : 1;
+}
+
+static int transfer_is_over(mr_cuda_context *context, uint32_t event, bool *over)
+{
+    (void)context;
+    *over = fake.transfer_events[event % MR_CUDA_TRANSFERS] <= fake.transferred;
+    return call("transfer_is_over");
+}
+
 const mr_cuda_api *fake_api(void)
 {
     static const mr_cuda_api api = {
@@ -308,6 +344,10 @@ const mr_cuda_api *fake_api(void)
         .gather = gather,
         .sample = sample,
         .block_move = block_move,
+        .transfer_begin = transfer_begin,
+        .transfer_block = transfer_block,
+        .transfer_end = transfer_end,
+        .transfer_is_over = transfer_is_over,
     };
     return &api;
 }

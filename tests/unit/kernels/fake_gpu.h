@@ -29,6 +29,9 @@ typedef struct fake_gpu {
     uint32_t graphs; /* alive */
     uint32_t graph_launches;
     bool capturing;
+    uint32_t transfers; /* ended, in order; the first `transferred` of them are over */
+    uint32_t transferred;
+    uint32_t transfer_events[MR_CUDA_TRANSFERS];
 
     const char *trace[FAKE_TRACE]; /* names of launches since the trace was cleared, in order */
     uint32_t n_trace;
