@@ -13,6 +13,7 @@
  * Keys are visited in order from a multiple of 64 on: a row does not depend on other sequences.
  * sm_80 and later.
  */
+#include "kernels/cuda/attention/tiles.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
 #define WARPS   4
@@ -23,17 +24,6 @@
 #define LOG2E   1.4426950408889634f
 
 static_assert(ROWS == WARPS * PARTS * 16, "a warp takes 32 queries");
-
-struct mr_tiles_args {
-    mr_cuda_attention p;
-    const mr_cuda_tile *tiles;
-    const uint32_t *positions;
-    const uint32_t *token_slot;
-    const uint32_t *block_tables;
-    uint32_t share;
-    int32_t shift; /* block_size = 1 << shift, or −1 */
-    float factor;  /* from a score to its power of 2 */
-};
 
 /* Starts the copies of KEYS keys and values from `first` on; what lies behind `end` becomes 0. */
 template <int D>
@@ -356,5 +346,10 @@ int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attentio
     const uint32_t size = p->kv.block_size;
     a.shift = (size & (size - 1)) == 0 ? __builtin_ctz(size) : -1;
     a.factor = p->soft_cap > 0.0f ? LOG2E : p->scale * LOG2E;
+    bool done;
+    const int code = mr_cuda_attention_warpgroups_run(context, &a, &done);
+    if (code != 0 || done) {
+        return code;
+    }
     return p->type == MR_DTYPE_F16 ? choose<__half>(context, a) : choose<__nv_bfloat16>(context, a);
 }
