@@ -22,23 +22,24 @@
 #include "kernels/cuda/attention/tiles.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 
-#define KEYS      128
-#define GROUPS    2 /* warpgroups that compute */
-#define ROWS      64 /* of one */
-#define THREADS   ((GROUPS + 1) * 128)
-#define STAGES    2
-#define LOG2E     1.4426950408889634f
-#define NOWHERE   (1u << 27) /* groups of 8 keys in a plane, at most; copies from here give zeroes */
-#define SMALLEST  8
+#define KEYS    128
+#define GROUPS  2  /* warpgroups that compute */
+#define ROWS    64 /* of one */
+#define THREADS ((GROUPS + 1) * 128)
+#define STAGES  2
+#define LOG2E   1.4426950408889634f
+#define NOWHERE (1u << 27) /* groups of 8 keys in a plane, at most; copies from here give zeroes   \
+                            */
+#define SMALLEST 8
 
 static_assert(ROWS * GROUPS == MR_CUDA_TILE_ROWS, "the warpgroups share a tile");
 
 struct mr_warpgroup_args {
     mr_tiles_args tiles;
-    uint32_t *next;   /* counter of pairs given out, 0 between launches */
-    uint32_t pairs;   /* (tile, head) */
-    uint32_t shift;   /* block_size = 1 << shift */
-    float before;     /* with a soft cap: scores times this go into 2^x for tanh */
+    uint32_t *next; /* counter of pairs given out, 0 between launches */
+    uint32_t pairs; /* (tile, head) */
+    uint32_t shift; /* block_size = 1 << shift */
+    float before;   /* with a soft cap: scores times this go into 2^x for tanh */
 };
 
 struct mr_warpgroup_maps {
@@ -152,7 +153,8 @@ __device__ static inline void mr_copy_keys(const mr_warpgroup_args &a,
     for (uint32_t i = 0; i < span.turns; i++, turn++) {
         const uint32_t stage = turn % STAGES;
         const uint32_t parity = turn / STAGES % 2 ^ 1;
-        const uint32_t to = shared + room::STAGED + stage * room::STAGE + lane * (room::TILE / blocks);
+        const uint32_t to =
+            shared + room::STAGED + stage * room::STAGE + lane * (room::TILE / blocks);
         const int32_t here = static_cast<int32_t>(place);
         place = mine && i + 1 < span.turns
                     ? mr_place_of(a, span, table, g, index + (i + 1) * blocks)
@@ -229,8 +231,7 @@ struct mr_soft_rows {
 
 /* Starts the scores of the warpgroup's queries. */
 template <typename T, int D>
-__device__ static inline void mr_start_scores(uint32_t queries, uint32_t keys,
-                                              float (&s)[KEYS / 2])
+__device__ static inline void mr_start_scores(uint32_t queries, uint32_t keys, float (&s)[KEYS / 2])
 {
 #pragma unroll
     for (int k = 0; k < D / 16; k++) {
@@ -349,7 +350,8 @@ __device__ static inline void mr_clear_values(const mr_warpgroup_args &a, const 
     for (uint32_t i = threadIdx.x % 128; i < (to - from) * CHUNKS; i += 128) {
         const uint32_t row = from + i / CHUNKS;
         const uint32_t c = i % CHUNKS;
-        const uint32_t at = values + row / 8 * (D / 64 * 1024) + c / 8 * 1024 + row % 8 * 128 + c % 8 * 16;
+        const uint32_t at =
+            values + row / 8 * (D / 64 * 1024) + c / 8 * 1024 + row % 8 * 128 + c % 8 * 16;
         asm volatile("st.shared.v4.b32 [%0], {%1, %1, %1, %1};" ::"r"(at), "r"(0) : "memory");
     }
     mr_fence_shared();
@@ -702,9 +704,9 @@ int mr_cuda_attention_warpgroups_run(mr_cuda_context *context, const mr_tiles_ar
 {
     const mr_cuda_attention &p = tiles->p;
     const uint32_t size = p.kv.block_size;
-    *done = context->properties.major == 9 && context->properties.minor == 0 &&
-            tiles->shift >= 3 && size <= KEYS && p.kv.keys % 128 == 0 && p.kv.values % 128 == 0 &&
-            p.qkv % 16 == 0 && encoder() != nullptr;
+    *done = context->properties.major == 9 && context->properties.minor == 0 && tiles->shift >= 3 &&
+            size <= KEYS && p.kv.keys % 128 == 0 && p.kv.values % 128 == 0 && p.qkv % 16 == 0 &&
+            encoder() != nullptr;
     mr_warpgroup_maps maps;
     if (*done && !describe_all(p, &maps)) {
         *done = false;

@@ -147,7 +147,7 @@ template <int N> __device__ static inline void mr_pin(float (&c)[N])
  * rows. `mr_multiply_shared`: a [64][16] and b [N][16] in shared memory; not `add`: c starts at 0.
  * `mr_multiply_turned`: a in registers, b [16][N]. */
 #define MR_DEFINE_PRODUCTS(T, NAME, N, COUNT, LIST, FIRST, SECOND, THIRD, FOURTH, FIFTH, SIXTH)    \
-    __device__ static inline void mr_multiply_shared(T, float (&c)[COUNT], uint64_t a, uint64_t b, \
+    __device__ static inline void mr_multiply_shared(T, float(&c)[COUNT], uint64_t a, uint64_t b,  \
                                                      bool add)                                     \
     {                                                                                              \
         asm volatile("{\n"                                                                         \
@@ -159,7 +159,7 @@ template <int N> __device__ static inline void mr_pin(float (&c)[N])
                      : MR_C##COUNT(c)                                                              \
                      : "l"(a), "l"(b), "r"(static_cast<int32_t>(add)));                            \
     }                                                                                              \
-    __device__ static inline void mr_multiply_turned(T, float (&c)[COUNT], const uint32_t *a,      \
+    __device__ static inline void mr_multiply_turned(T, float(&c)[COUNT], const uint32_t *a,       \
                                                      uint64_t b)                                   \
     {                                                                                              \
         asm volatile("{\n"                                                                         \
