@@ -28,8 +28,9 @@
 #define THREADS ((GROUPS + 1) * 128)
 #define STAGES  2
 #define LOG2E   1.4426950408889634f
-#define NOWHERE (1u << 27) /* groups of 8 keys in a plane, at most; copies from here give zeroes   \
-                            */
+#define NOWHERE                                                                                    \
+    (1u << 27) /* groups of 8 keys in a plane, at most; copies from here give zeroes               \
+                */
 #define SMALLEST 8
 
 static_assert(ROWS * GROUPS == MR_CUDA_TILE_ROWS, "the warpgroups share a tile");
@@ -324,6 +325,18 @@ __device__ static inline void mr_soften(float factor, float (&s)[KEYS / 2], mr_s
     }
 }
 
+/* Keeps the assembler from putting a softmax off until the products before it are done: the next
+ * wait comes after an instruction (never run: sums are not negative) that needs the sum. */
+__device__ static inline void mr_hold(float sum)
+{
+    asm volatile("{\n"
+                 ".reg .pred p;\n"
+                 "setp.lt.f32 p, %0, 0f00000000;\n"
+                 "@p nanosleep.u32 1;\n"
+                 "}\n" ::"f"(sum)
+                 : "memory");
+}
+
 template <typename T>
 __device__ static inline void mr_pack_weights(const float (&s)[KEYS / 2],
                                               uint32_t (&weights)[KEYS / 4])
@@ -475,6 +488,9 @@ template <typename T, int D, bool CAPPED> struct mr_consumer {
         leave(t, 0);
         float fade[2];
         soften<MASKED>(i, fade);
+#ifndef V_NOHOLD
+        mr_hold(rows.sum[0] + rows.sum[1]);
+#endif
         mr_products_wait<0>();
         mr_pin(out);
         leave(t - 1, 1);
@@ -615,19 +631,21 @@ typedef CUresult (*mr_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t,
                                  const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
                                  CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
 
-/* The driver's function that describes tensors; null where there is none. */
-static mr_encode_fn encoder()
+/* The driver's function that describes tensors: the module is not linked with the driver. */
+int mr_cuda_attention_open(mr_cuda_context *context)
 {
-    static const mr_encode_fn found = [] {
-        void *fn = nullptr;
-        cudaDriverEntryPointQueryResult result;
-        const cudaError_t code = cudaGetDriverEntryPointByVersion(
-            "cuTensorMapEncodeTiled", &fn, 12000, cudaEnableDefault, &result);
-        return code == cudaSuccess && result == cudaDriverEntryPointSuccess
-                   ? reinterpret_cast<mr_encode_fn>(fn)
-                   : nullptr;
-    }();
-    return found;
+    cudaDriverEntryPointQueryResult result;
+#if CUDART_VERSION >= 12050
+    const int code = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &context->encode_tensor, 12000, cudaEnableDefault, &result);
+#else
+    const int code = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &context->encode_tensor,
+                                             cudaEnableDefault, &result);
+#endif
+    if (code == 0 && result != cudaDriverEntryPointSuccess) {
+        context->encode_tensor = nullptr; /* an older driver: tiles.cu does the work */
+    }
+    return code;
 }
 
 struct mr_shape {
@@ -637,21 +655,24 @@ struct mr_shape {
     cuuint32_t box[4];
 };
 
-static bool describe(CUtensorMap *map, mr_dtype type, mr_cuda_ptr at, const mr_shape &shape)
+static bool describe(const mr_cuda_context *context, CUtensorMap *map, mr_dtype type,
+                     mr_cuda_ptr at, const mr_shape &shape)
 {
     const cuuint32_t steps[4] = {1, 1, 1, 1};
-    return encoder()(map,
-                     type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                          : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                     shape.rank, mr_at<void>(at), shape.sizes, shape.strides, shape.box, steps,
-                     CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                     CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                     CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
+    const mr_encode_fn encode = reinterpret_cast<mr_encode_fn>(context->encode_tensor);
+    return encode(map,
+                  type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+                  shape.rank, mr_at<void>(at), shape.sizes, shape.strides, shape.box, steps,
+                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
 /* A plane is [groups of 8 keys][64 elements at a time][8 keys][64 elements], as far as the copies
  * know; its end is not. */
-static bool describe_all(const mr_cuda_attention &p, mr_warpgroup_maps *maps)
+static bool describe_all(const mr_cuda_context *context, const mr_cuda_attention &p,
+                         mr_warpgroup_maps *maps)
 {
     const cuuint64_t line = static_cast<cuuint64_t>(p.kv.width) * 2;
     const mr_shape plane = {
@@ -662,9 +683,9 @@ static bool describe_all(const mr_cuda_attention &p, mr_warpgroup_maps *maps)
     };
     const cuuint64_t row = line * (p.heads + 2 * p.kv.heads);
     const mr_shape queries = {2, {row / 2, p.tokens}, {row}, {64, ROWS}};
-    return describe(&maps->queries, p.type, p.qkv, queries) &&
-           describe(&maps->keys, p.type, p.kv.keys, plane) &&
-           describe(&maps->values, p.type, p.kv.values, plane);
+    return describe(context, &maps->queries, p.type, p.qkv, queries) &&
+           describe(context, &maps->keys, p.type, p.kv.keys, plane) &&
+           describe(context, &maps->values, p.type, p.kv.values, plane);
 }
 
 template <typename T, int D, bool CAPPED>
@@ -706,9 +727,9 @@ int mr_cuda_attention_warpgroups_run(mr_cuda_context *context, const mr_tiles_ar
     const uint32_t size = p.kv.block_size;
     *done = context->properties.major == 9 && context->properties.minor == 0 && tiles->shift >= 3 &&
             size <= KEYS && p.kv.keys % 128 == 0 && p.kv.values % 128 == 0 && p.qkv % 16 == 0 &&
-            encoder() != nullptr;
+            context->encode_tensor != nullptr;
     mr_warpgroup_maps maps;
-    if (*done && !describe_all(p, &maps)) {
+    if (*done && !describe_all(context, p, &maps)) {
         *done = false;
     }
     if (!*done) {

@@ -22,6 +22,7 @@ struct mr_cuda_context {
     void *workspace; /* of cuBLASLt */
     size_t workspace_bytes;
     mr_cuda_gemm_cache *gemms;
+    void *encode_tensor; /* of the driver; null where it has none */
 };
 
 /* Implementations of the table, by family. */
@@ -42,6 +43,7 @@ int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_gemm_open(mr_cuda_context *context);
 void mr_cuda_gemm_close(mr_cuda_context *context);
 int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *done);
+int mr_cuda_attention_open(mr_cuda_context *context);
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
