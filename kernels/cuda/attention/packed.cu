@@ -101,24 +101,6 @@ __device__ static inline void mr_find_row(const mr_split_args &a, mr_packed_work
     }
 }
 
-/* Memory works on a later piece while this one is computed: its key and value are on their way into
- * the L2 cache. */
-template <int D>
-__device__ static inline void mr_expect_row(const mr_split_args &a, const mr_packed_work &work)
-{
-#if __CUDA_ARCH__ >= 900
-    if (work.there) {
-        const uint64_t offset = static_cast<uint64_t>(work.row) * (D * 2);
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a.p.kv.keys + offset),
-                     "r"(D * 2)
-                     : "memory");
-        asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(a.p.kv.values + offset),
-                     "r"(D * 2)
-                     : "memory");
-    }
-#endif
-}
-
 /* What a thread has of its two rows (heads g and g + 8). */
 struct mr_packed_rows {
     float max[2];
@@ -309,7 +291,6 @@ __device__ static inline void mr_run_packed(const mr_split_args &a, const mr_pac
     mr_fetch_work<T, D>(a, work, values, keys, q);
     mr_find_work(a, next_number, next);
     mr_find_row(a, next);
-    mr_expect_row<D>(a, next);
 
     float s[KEYS / 8][4];
     mr_packed_rows rows;

@@ -249,6 +249,11 @@ int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attentio
 {
     mr_split_args a = mr_split_args_of(p);
     if (mr_cuda_attention_packs(p)) {
+        bool done;
+        const int code = mr_cuda_attention_stream_run(context, &a, &done);
+        if (code != 0 || done) {
+            return code;
+        }
         return mr_cuda_attention_packed_run(context, &a);
     }
     if (p->kv.width <= 64) {

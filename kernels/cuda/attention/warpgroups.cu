@@ -19,6 +19,7 @@
  * leaves its sums as they are: a row depends neither on other sequences nor on where a prompt was
  * divided. Softmax in float32; probabilities are rounded to the type before they meet the values.
  */
+#include "kernels/cuda/attention/maps.cuh"
 #include "kernels/cuda/attention/tiles.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 
@@ -28,10 +29,6 @@
 #define THREADS ((GROUPS + 1) * 128)
 #define STAGES  2
 #define LOG2E   1.4426950408889634f
-#define NOWHERE                                                                                    \
-    (1u << 27) /* groups of 8 keys in a plane, at most; copies from here give zeroes               \
-                */
-#define SMALLEST 8
 
 static_assert(ROWS * GROUPS == MR_CUDA_TILE_ROWS, "the warpgroups share a tile");
 
@@ -131,7 +128,7 @@ __device__ static inline uint32_t mr_place_of(const mr_warpgroup_args &a, const 
 {
     const uint32_t first = index << a.shift;
     const bool there = first < span.end && first + (1u << a.shift) > span.seen;
-    return there ? (table[index] * a.tiles.p.kv.heads + g) << (a.shift - 3) : NOWHERE;
+    return there ? (table[index] * a.tiles.p.kv.heads + g) << (a.shift - 3) : MR_MAP_NOWHERE;
 }
 
 template <int D>
@@ -589,8 +586,7 @@ template <int D> __device__ static inline void mr_init_barriers(uint32_t shared)
         mr_barrier_init(barriers.full(i / 2, i % 2), 1);
         mr_barrier_init(barriers.empty(i / 2, i % 2), GROUPS * 4);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    mr_fence_shared();
+    mr_barriers_ready();
 }
 
 #endif /* MR_HAS_WGMMA */
@@ -648,18 +644,11 @@ int mr_cuda_attention_open(mr_cuda_context *context)
     return code;
 }
 
-struct mr_shape {
-    cuuint32_t rank;
-    cuuint64_t sizes[4];
-    cuuint64_t strides[3]; /* bytes, of all but the first */
-    cuuint32_t box[4];
-};
-
-static bool describe(const mr_cuda_context *context, CUtensorMap *map, mr_dtype type,
-                     mr_cuda_ptr at, const mr_shape &shape)
+bool mr_map_describe(const mr_cuda_context *context, CUtensorMap *map, mr_dtype type,
+                     mr_cuda_ptr at, const mr_map_shape &shape)
 {
-    const cuuint32_t steps[4] = {1, 1, 1, 1};
     const mr_encode_fn encode = reinterpret_cast<mr_encode_fn>(context->encode_tensor);
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
     return encode(map,
                   type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
                                        : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
@@ -669,23 +658,27 @@ static bool describe(const mr_cuda_context *context, CUtensorMap *map, mr_dtype 
                   CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* A plane is [groups of 8 keys][64 elements at a time][8 keys][64 elements], as far as the copies
- * know; its end is not. */
+bool mr_map_plane(const mr_cuda_context *context, CUtensorMap *map, const mr_cuda_kv &kv,
+                  mr_cuda_ptr plane, uint32_t keys)
+{
+    const cuuint64_t line = static_cast<cuuint64_t>(kv.width) * 2;
+    const mr_map_shape shape = {
+        4,
+        {64, 8, kv.width / 64, MR_MAP_NOWHERE},
+        {line, 128, 8 * line},
+        {64, 8, kv.width / 64, keys / 8},
+    };
+    return mr_map_describe(context, map, kv.type, plane, shape);
+}
+
 static bool describe_all(const mr_cuda_context *context, const mr_cuda_attention &p,
                          mr_warpgroup_maps *maps)
 {
-    const cuuint64_t line = static_cast<cuuint64_t>(p.kv.width) * 2;
-    const mr_shape plane = {
-        4,
-        {64, 8, p.kv.width / 64, NOWHERE},
-        {line, 128, 8 * line},
-        {64, 8, p.kv.width / 64, p.kv.block_size / 8},
-    };
-    const cuuint64_t row = line * (p.heads + 2 * p.kv.heads);
-    const mr_shape queries = {2, {row / 2, p.tokens}, {row}, {64, ROWS}};
-    return describe(context, &maps->queries, p.type, p.qkv, queries) &&
-           describe(context, &maps->keys, p.type, p.kv.keys, plane) &&
-           describe(context, &maps->values, p.type, p.kv.values, plane);
+    const cuuint64_t row = static_cast<cuuint64_t>(p.kv.width) * 2 * (p.heads + 2 * p.kv.heads);
+    const mr_map_shape queries = {2, {row / 2, p.tokens}, {row}, {64, ROWS}};
+    return mr_map_describe(context, &maps->queries, p.type, p.qkv, queries) &&
+           mr_map_plane(context, &maps->keys, p.kv, p.kv.keys, p.kv.block_size) &&
+           mr_map_plane(context, &maps->values, p.kv, p.kv.values, p.kv.block_size);
 }
 
 template <typename T, int D, bool CAPPED>
@@ -724,10 +717,7 @@ int mr_cuda_attention_warpgroups_run(mr_cuda_context *context, const mr_tiles_ar
                                      bool *done)
 {
     const mr_cuda_attention &p = tiles->p;
-    const uint32_t size = p.kv.block_size;
-    *done = context->properties.major == 9 && context->properties.minor == 0 && tiles->shift >= 3 &&
-            size <= KEYS && p.kv.keys % 128 == 0 && p.kv.values % 128 == 0 && p.qkv % 16 == 0 &&
-            context->encode_tensor != nullptr;
+    *done = mr_map_takes(context, p.kv) && p.qkv % 16 == 0;
     mr_warpgroup_maps maps;
     if (*done && !describe_all(context, p, &maps)) {
         *done = false;

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What Hopper adds to the matrix units: products by a warpgroup whose operands lie in shared memory
- * (wgmma), tiles that the copy engine brings (TMA), and the barriers both meet at. sm_90a only; a
- * file that includes this keeps its kernels' bodies behind MR_HAS_WGMMA.
+ * (wgmma: sm_90a only, behind MR_HAS_WGMMA), tiles that the copy engine brings (TMA), and the
+ * barriers both meet at (sm_90).
  */
 #ifndef MILLRACE_KERNELS_CUDA_DEVICE_WGMMA_CUH
 #define MILLRACE_KERNELS_CUDA_DEVICE_WGMMA_CUH
@@ -17,7 +17,7 @@
 #define MR_HAS_WGMMA 0
 #endif
 
-#if MR_HAS_WGMMA
+#if __CUDA_ARCH__ >= 900
 
 /* ---- barriers ---- */
 
@@ -72,6 +72,13 @@ __device__ static inline void mr_fence_shared()
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
+/* What was initialised may be used by every thread, after they met, and by copies. */
+__device__ static inline void mr_barriers_ready()
+{
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    mr_fence_shared();
+}
+
 /* ---- copies ---- */
 
 __device__ static inline void mr_copy_tile2(uint32_t to, const CUtensorMap *map, uint32_t barrier,
@@ -92,10 +99,24 @@ __device__ static inline void mr_copy_tile4(uint32_t to, const CUtensorMap *map,
                  : "memory");
 }
 
+/* `bytes`: whole 16, both addresses too. */
+__device__ static inline void mr_copy_bytes(uint32_t to, uint64_t from, uint32_t bytes,
+                                            uint32_t barrier)
+{
+    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
+                 "[%0], [%1], %2, [%3];" ::"r"(to),
+                 "l"(from), "r"(bytes), "r"(barrier)
+                 : "memory");
+}
+
 __device__ static inline void mr_prefetch_map(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
 }
+
+#endif /* __CUDA_ARCH__ >= 900 */
+
+#if MR_HAS_WGMMA
 
 /* ---- products ---- */
 
