@@ -241,7 +241,7 @@ typedef struct mr_cuda_attention {
     mr_cuda_ptr counters; /* u32 [tokens][H], zero between launches */
     uint32_t first;
     uint32_t count;
-    /* Prompt attention. */
+    /* Prompt attention; it uses the counters too. */
     mr_cuda_ptr tiles;
     uint32_t n_tiles;
 } mr_cuda_attention;

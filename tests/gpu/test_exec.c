@@ -101,6 +101,52 @@ static void test_head_widths(void **state)
     }
 }
 
+/* Prompts of many tiles, in chunks that begin inside of one, for the head widths that have a kernel
+ * of their own. */
+static void test_long_prompts(void **state)
+{
+    (void)state;
+    enum { LONG = 1100 };
+    static const tiny_schedule cuts[] = {
+        {.prefill = LONG, .chunk = LONG},
+        {.prefill = LONG, .chunk = 450, .neighbours = 1},
+        {.prefill = LONG, .chunk = 129},
+    };
+    static const uint32_t windows[] = {0, 300};
+    for (size_t i = 0; i < 2 * sizeof(windows) / sizeof(windows[0]); i++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.head_width = i % 2 == 0 ? 128 : 64;
+        dims.window = windows[i / 2];
+        dims.dtype = MR_DTYPE_BF16;
+        mr_exec_options options = wide_options(MR_DTYPE_BF16);
+        options.max_tokens = 2048;
+        options.max_rows = 2048;
+        options.max_seqs = 2;
+        options.max_context = 1200;
+        options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+        mr_exec_options on_cpu = options;
+        on_cpu.kv_dtype = MR_DTYPE_F32;
+        tiny_plan tiny;
+        tiny_plan_create(&dims, &tiny);
+        mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+        mr_backend *reference = gpu_reference();
+        float *expected = tiny_logits(reference, &tiny, &on_cpu, LONG, cuts[0]);
+        for (size_t w = 0; w < sizeof(cuts) / sizeof(cuts[0]); w++) {
+            float *logits = tiny_logits(backend, &tiny, &options, LONG, cuts[w]);
+            const double found = tiny_distance(logits, expected, LONG, VOCAB);
+            if (!(found <= 5e-2)) {
+                fail_msg("D %u, window %u, cut %zu: relative error %g", dims.head_width,
+                         dims.window, w, found);
+            }
+            free(logits);
+        }
+        free(expected);
+        reference->vt->destroy(reference);
+        backend->vt->destroy(backend);
+        tiny_plan_destroy(&tiny);
+    }
+}
+
 static void test_head_groups(void **state)
 {
     (void)state;
@@ -278,10 +324,15 @@ static void test_nan_is_seen(void **state)
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_groups),
-        cmocka_unit_test(test_variants),     cmocka_unit_test(test_kv_types_and_blocks),
-        cmocka_unit_test(test_stored_types), cmocka_unit_test(test_two_runs_are_bit_equal_D4),
-        cmocka_unit_test(test_block_copies), cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_head_widths),
+        cmocka_unit_test(test_long_prompts),
+        cmocka_unit_test(test_head_groups),
+        cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_stored_types),
+        cmocka_unit_test(test_two_runs_are_bit_equal_D4),
+        cmocka_unit_test(test_block_copies),
+        cmocka_unit_test(test_nan_is_seen),
     };
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -33,6 +33,11 @@ static inline bool mr_cuda_attention_packs(const mr_cuda_attention *p)
            (p->kv.width == 64 || p->kv.width == 128);
 }
 
+/* Query heads a key/value head that the kernel fed by the copy engine takes. */
+#define MR_STREAM_HEADS 8
+
+/* *done: whether it takes it; else nothing was launched. */
+int mr_cuda_attention_stream_run(mr_cuda_context *context, const mr_split_args *split, bool *done);
 int mr_cuda_attention_packed_run(mr_cuda_context *context, mr_split_args *a);
 
 static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
@@ -88,24 +93,25 @@ __device__ static inline mr_split_range mr_range_of(const mr_split_args &a, cons
 }
 
 /* Adds up parts [n][stride] of {acc[width] at 0, max, sum behind it}, in order: element d of the
- * numerator, and what is common. */
+ * numerator, and what is common. Loads do not wait for each other. */
 __device__ static inline float mr_merge(const float *parts, size_t stride, uint32_t n,
                                         uint32_t width, uint32_t d, float *max, float *sum)
 {
     float top = -CUDART_INF_F;
+#pragma unroll 8
     for (uint32_t i = 0; i < n; i++) {
         top = fmaxf(top, parts[i * stride + width]);
     }
     float acc = 0.0f;
     float total = 0.0f;
+#pragma unroll 8
     for (uint32_t i = 0; i < n; i++) {
         const float *part = parts + i * stride;
-        if (part[width] != -CUDART_INF_F) {
-            /* NaN scores must stay NaN: no test may swallow them. */
-            const float fade = exp2f(part[width] - top);
-            acc += part[d] * fade;
-            total += part[width + 1] * fade;
-        }
+        /* A part without keys has no weight; NaN scores must stay NaN: no test may swallow them. */
+        const float mine = part[width];
+        const float fade = mine == -CUDART_INF_F ? 0.0f : exp2f(mine - top);
+        acc += part[d] * fade;
+        total += part[width + 1] * fade;
     }
     *max = top;
     *sum = total;

@@ -14,6 +14,7 @@
  * sm_80 and later.
  */
 #include "kernels/cuda/attention/codes.cuh"
+#include "kernels/cuda/attention/tiles.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
 #define WARPS   4
@@ -24,18 +25,6 @@
 #define LOG2E   1.4426950408889634f
 
 static_assert(ROWS == WARPS * PARTS * 16, "a warp takes 32 queries");
-
-struct mr_tiles_args {
-    mr_cuda_attention p;
-    const mr_cuda_tile *tiles;
-    const uint32_t *positions;
-    const uint32_t *token_slot;
-    const uint32_t *block_tables;
-    uint32_t share;
-    int32_t shift;     /* block_size = 1 << shift, or −1 */
-    float factor;      /* from a score to its power of 2 */
-    float value_scale; /* that results are times */
-};
 
 /* Eight numbers, times a scale. */
 template <typename T> __device__ static inline uint4 mr_times(uint4 x, float scale)
@@ -428,5 +417,11 @@ int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attentio
     const uint32_t size = p->kv.block_size;
     a.shift = (size & (size - 1)) == 0 ? __builtin_ctz(size) : -1;
     a.factor = p->soft_cap > 0.0f ? LOG2E : a.p.scale * LOG2E;
+    bool done = false;
+    const int code =
+        mr_is_coded(p->kv) ? 0 : mr_cuda_attention_warpgroups_run(context, &a, &done);
+    if (code != 0 || done) {
+        return code;
+    }
     return p->type == MR_DTYPE_F16 ? choose<__half>(context, a) : choose<__nv_bfloat16>(context, a);
 }

@@ -26,6 +26,7 @@ struct mr_cuda_context {
     size_t workspace_bytes;
     mr_cuda_gemm_cache *gemms;
     float tuning_ms; /* spent on finding the fastest of algorithms */
+    void *encode_tensor; /* of the driver; null where it has none */
 };
 
 /* Implementations of the table, by family. */
@@ -64,6 +65,7 @@ int mr_cuda_pinned_holds(mr_cuda_context *context, const mr_cuda_linear *p,
 #define MR_PINNED_ROWS 64u
 /* Rows of one call of it: no more than were looked at. */
 #define MR_PINNED_MOST 2048u
+int mr_cuda_attention_open(mr_cuda_context *context);
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);

@@ -80,6 +80,9 @@ static int init_context(mr_cuda_context *context)
     for (uint32_t i = 0; code == 0 && i < MR_CUDA_TRANSFERS; i++) {
         code = cudaEventCreateWithFlags(&context->transfers[i], cudaEventDisableTiming);
     }
+    if (code == 0) {
+        code = mr_cuda_attention_open(context);
+    }
     return code == 0 ? mr_cuda_gemm_open(context) : code;
 }
 

@@ -129,6 +129,92 @@ __global__ static void mr_rope_kv_kernel(mr_cuda_rope_kv p, T *qkv, const float2
     }
 }
 
+/* The usual case: a type of 2 bytes, in the cache too, and every pair of a head is rotated or none
+ * is. A thread takes 8 pairs of a head, which are two vectors of it. What is read before the wait
+ * is older than this step's kernels. */
+template <typename T>
+__global__ static void mr_rope_kv_wide_kernel(mr_cuda_rope_kv p, uint4 *qkv, const float4 *table,
+                                              const uint32_t *positions, const uint32_t *kv_slot,
+                                              uint4 *keys, uint4 *values)
+{
+    mr_let_next_come();
+    const uint32_t t = blockIdx.x;
+    const uint32_t vectors = p.kv.width / 8; /* of a head */
+    const uint32_t heads = p.heads + 2 * p.kv.heads;
+    const uint32_t i = blockIdx.y * blockDim.x + threadIdx.x;
+    const uint32_t head = i / (vectors / 2);
+    const uint32_t unit = i % (vectors / 2);
+    const bool turns = table != nullptr && head < p.heads + p.kv.heads;
+    if (head >= heads || (head < p.heads && !turns && p.raw.row == 0)) {
+        return;
+    }
+    float4 turn[4]; /* cos, sin, cos, sin */
+    if (turns) {
+        const float4 *from = table + (static_cast<size_t>(positions[t]) * vectors / 2 + unit) * 4;
+#pragma unroll
+        for (int j = 0; j < 4; j++) {
+            turn[j] = from[j];
+        }
+    }
+    const uint32_t slot = kv_slot[t];
+    const bool halves = p.pairing == MR_ROPE_HALVES;
+    const uint32_t first = halves ? unit : 2 * unit;
+    const uint32_t second = halves ? unit + vectors / 2 : 2 * unit + 1;
+    mr_wait_for_previous();
+    union {
+        uint4 v[2];
+        T e[16];
+    } x;
+    uint4 *row = qkv + (static_cast<size_t>(t) * heads + head) * vectors;
+    x.v[0] = row[first];
+    x.v[1] = row[second];
+    if (p.raw.row != 0) {
+#pragma unroll
+        for (int j = 0; j < 16; j++) {
+            const uint32_t column = (head * vectors + (j < 8 ? first : second)) * 8 + j % 8;
+            x.e[j] = mr_from_float<T>(mr_to_float(x.e[j]) * mr_raw_scale(p.raw, t, column));
+        }
+    }
+    if (turns) {
+#pragma unroll
+        for (int j = 0; j < 8; j++) {
+            const int a = halves ? j : 2 * j;
+            const int b = halves ? j + 8 : 2 * j + 1;
+            const float cosine = j % 2 == 0 ? turn[j / 2].x : turn[j / 2].z;
+            const float sine = j % 2 == 0 ? turn[j / 2].y : turn[j / 2].w;
+            const float u = mr_to_float(x.e[a]);
+            const float v = mr_to_float(x.e[b]);
+            x.e[a] = mr_from_float<T>(u * cosine - v * sine);
+            x.e[b] = mr_from_float<T>(v * cosine + u * sine);
+        }
+    }
+    uint4 *to = row;
+    if (head >= p.heads) {
+        const uint32_t block = slot / p.kv.block_size;
+        if (block == MR_NULL_BLOCK) {
+            return;
+        }
+        const uint32_t g = (head - p.heads) % p.kv.heads;
+        to = (head < p.heads + p.kv.heads ? keys : values) +
+             ((static_cast<size_t>(block) * p.kv.heads + g) * p.kv.block_size +
+              slot % p.kv.block_size) *
+                 vectors;
+    }
+    to[first] = x.v[0];
+    to[second] = x.v[1];
+}
+
+template <typename T> static int rope_wide(mr_cuda_context *context, const mr_cuda_rope_kv *p)
+{
+    const uint32_t units = (p->heads + 2 * p->kv.heads) * (p->kv.width / 16);
+    const uint32_t parts = mr_ceil_div(units, THREADS);
+    const uint32_t threads = mr_ceil_div(mr_ceil_div(units, parts), 32) * 32;
+    return mr_launch(context, mr_rope_kv_wide_kernel<T>, dim3(p->tokens, parts), threads, 0, *p,
+                     mr_at<uint4>(p->qkv), mr_at<const float4>(p->table),
+                     mr_at<const uint32_t>(p->positions), mr_at<const uint32_t>(p->kv_slot),
+                     mr_at<uint4>(p->kv.keys), mr_at<uint4>(p->kv.values));
+}
+
 /* ---- caches of one byte an element ---- */
 
 #define HEAD_PAIRS 4 /* of a lane: heads of up to 256 elements */
@@ -290,6 +376,11 @@ int mr_cuda_rope_run(mr_cuda_context *context, const mr_cuda_rope_kv *p)
 {
     if (mr_is_coded(p->kv)) {
         return run_codes(context, p);
+    }
+    if (p->type != MR_DTYPE_F32 && p->kv.type == p->type && p->kv.width % 16 == 0 &&
+        (p->table == 0 || 2 * p->pairs == p->kv.width)) {
+        return p->type == MR_DTYPE_F16 ? rope_wide<__half>(context, p)
+                                       : rope_wide<__nv_bfloat16>(context, p);
     }
     const uint32_t pairs = (p->heads + 2 * p->kv.heads) * ((p->kv.width + 1) / 2);
     const dim3 grid(p->tokens, mr_ceil_div(pairs, THREADS));
