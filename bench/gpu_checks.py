@@ -241,8 +241,8 @@ def invariant(bundle, pairs):
 def sanitizer(bundle, pairs):
     """memcheck over small cases of the tests: prompts, decoding, graphs, transfers."""
     result = {}
-    for program, case in (("test_gpu_exec", "test_two_runs_are_bit_equal_D4"), ("test_gpu_exec", "test_block_copies"),
-                          ("test_gpu_transfer", "*elsewhere")):
+    for program, case in (("test_gpu_transfer", "*elsewhere"), ("test_gpu_exec", "test_block_copies"),
+                          ("test_gpu_exec", "test_two_runs_are_bit_equal_D4")):
         r = run(["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", bundle / "bin" / program, case],
                 120)
         text = r["out"] + r["err"]
