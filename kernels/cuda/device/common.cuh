@@ -44,6 +44,8 @@ void mr_cuda_gemm_close(mr_cuda_context *context);
 int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *done);
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
+uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p);
+int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
 
 template <typename T> static inline T *mr_at(mr_cuda_ptr ptr)

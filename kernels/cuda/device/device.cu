@@ -253,6 +253,8 @@ static mr_cuda_api make_api()
     api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;
     api.block_move = mr_cuda_pointwise_block_move;
+    api.decode_rows = mr_cuda_decode_rows;
+    api.decode = mr_cuda_decode_run;
     return api;
 }
 
