@@ -262,8 +262,11 @@ typedef struct mr_cuda_sample {
     uint32_t workers;
 } mr_cuda_sample;
 
+#define MR_CUDA_DECODE_MAPS 4u
+
 /* One layer of mr_cuda_decode, in device memory. Weights as mr_cuda_linear has them. */
 typedef struct mr_cuda_decode_layer {
+    uint64_t maps[MR_CUDA_DECODE_MAPS][16]; /* of decode_maps: how the four weights are copied */
     mr_cuda_ptr qkv;            /* [(H + 2G) · D][W] */
     mr_cuda_ptr out;            /* [W][H · D] */
     mr_cuda_ptr gate_up;        /* [gate F | up F][W] */
@@ -274,6 +277,7 @@ typedef struct mr_cuda_decode_layer {
     mr_cuda_ptr k_gain;
     mr_cuda_ptr keys; /* as mr_cuda_kv has them */
     mr_cuda_ptr values;
+    uint64_t reserved[6]; /* maps are aligned to 64 bytes */
 } mr_cuda_decode_layer;
 
 /* All layers of a step in which every token is another sequence's:
@@ -381,6 +385,9 @@ typedef struct mr_cuda_api {
     int (*block_move)(mr_cuda_context *context, const mr_cuda_block_move *p);
     /* Most rows that decode takes of this shape (p->rows and pointers do not count); 0: none. */
     uint32_t (*decode_rows)(mr_cuda_context *context, const mr_cuda_decode *p);
+    /* Fills in the layers' maps; in host memory. */
+    int (*decode_maps)(mr_cuda_context *context, const mr_cuda_decode *p,
+                       mr_cuda_decode_layer *layers);
     int (*decode)(mr_cuda_context *context, const mr_cuda_decode *p);
 } mr_cuda_api;
 

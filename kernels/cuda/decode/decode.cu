@@ -20,6 +20,9 @@
 #include "kernels/cuda/decode/product.cuh"
 #include "kernels/cuda/decode/rows.cuh"
 
+#include <cstring>
+#include <cudaTypedefs.h>
+
 #define THREADS (MR_DECODE_TAKERS + 32)
 #define FEW     8 /* rows of one product */
 /* All that 9 warps can have: launch bounds would count 12. */
@@ -76,13 +79,17 @@ __device__ static inline void mr_run_qkv(const mr_decode_args &a, mr_decode_stat
     }
     mr_gains g;
     mr_load_gains(a, l.attention_gain, g);
+    MR_MARK(12);
     if (st.layer > 0) {
         mr_await(a, st, MR_PART_DOWN, mr_workers(a, MR_PART_DOWN, 0), st.layer);
     }
-    mr_norm_stream<T>(a, st, g);
+    MR_MARK(0);
+    mr_norm_stream<T, NT>(a, st, g);
+    MR_MARK(1);
     const mr_rows rows = {nullptr, nullptr, a.p.width};
     mr_multiply_part<T, NT, MR_PART_QKV, true>(a, st, d.qkv, rows);
     mr_arrive(a, MR_PART_QKV);
+    MR_MARK(2);
 }
 
 template <typename T, int NT>
@@ -93,8 +100,10 @@ __device__ static inline void mr_run_out(const mr_decode_args &a, mr_decode_stat
         return;
     }
     mr_await(a, st, MR_PART_ATTEND, mr_workers(a, MR_PART_ATTEND, d.pieces), st.layer + 1);
+    MR_MARK(5);
     mr_multiply_stored<T, NT, MR_PART_OUT>(a, st, d.out, a.p.att, true);
     mr_arrive(a, MR_PART_OUT);
+    MR_MARK(6);
 }
 
 template <typename T, int NT>
@@ -110,10 +119,13 @@ __device__ static inline void mr_run_gated(const mr_decode_args &a, mr_decode_st
     mr_gains g;
     mr_load_gains(a, l.gated_gain, g);
     mr_await(a, st, MR_PART_OUT, mr_workers(a, MR_PART_OUT, 0), st.layer + 1);
-    mr_norm_stream<T>(a, st, g);
+    MR_MARK(7);
+    mr_norm_stream<T, NT>(a, st, g);
+    MR_MARK(8);
     const mr_rows rows = {nullptr, nullptr, a.p.width};
     mr_multiply_part<T, NT, MR_PART_GATED, true>(a, st, d.gated, rows);
     mr_arrive(a, MR_PART_GATED);
+    MR_MARK(9);
 }
 
 template <typename T, int NT>
@@ -124,8 +136,10 @@ __device__ static inline void mr_run_down(const mr_decode_args &a, mr_decode_sta
         return;
     }
     mr_await(a, st, MR_PART_GATED, mr_workers(a, MR_PART_GATED, 0), st.layer + 1);
+    MR_MARK(10);
     mr_multiply_stored<T, NT, MR_PART_DOWN>(a, st, d.out, a.p.act, a.down_staged);
     mr_arrive(a, MR_PART_DOWN);
+    MR_MARK(11);
 }
 
 /* Whoever leaves last makes the counters what the next launch needs. A block for which something has
@@ -157,18 +171,21 @@ __device__ static inline void mr_compute(const mr_decode_args &a, mr_decode_stat
     d.pieces = mr_work_count(a);
     mr_find_work(a, blockIdx.x, d.pieces, d.work);
     mr_load_own(a, st, d.out);
+    MR_MARK(13);
     for (st.layer = 0; st.layer < a.p.n_layers; st.layer++) {
         const mr_cuda_decode_layer l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers)[st.layer];
         mr_run_qkv<T, NT>(a, st, d, l);
         if (d.work.runs) {
             mr_attend_all<T, D>(a, st, l, d.work, d.pieces, mr_workers(a, MR_PART_QKV, 0));
             mr_arrive(a, MR_PART_ATTEND);
+            MR_MARK(4);
         }
         mr_run_out<T, NT>(a, st, d);
         mr_run_gated<T, NT>(a, st, d, l);
         mr_run_down<T, NT>(a, st, d);
     }
     mr_leave(a, st);
+    MR_MARKS_OUT();
 }
 
 /* Shared memory behind the rows, but for the ring. */
@@ -208,6 +225,12 @@ __global__ static void __maxnreg__(REGISTERS)
     st.stream = a.p.stream;
     st.pitch = 0;
     st.waits = true;
+#ifdef MR_DECODE_LAB
+    if (threadIdx.x < 16) {
+        mr_spent[threadIdx.x] = 0;
+        mr_marked = clock64();
+    }
+#endif
     if (threadIdx.x == 0) {
         mr_ring_init(st.ring, MR_DECODE_WARPS);
     }
@@ -235,7 +258,7 @@ static bool lay_out(const mr_cuda_context *context, mr_decode_args *a, uint32_t 
     const uint32_t share = p->heads / p->kv_heads;
     const uint32_t d = p->head_width;
     const uint32_t blocks = static_cast<uint32_t>(context->properties.multiProcessorCount);
-    const uint32_t most = static_cast<uint32_t>(context->properties.sharedMemPerBlockOptin) - 128;
+    const uint32_t most = static_cast<uint32_t>(context->properties.sharedMemPerBlockOptin) - 256;
     uint32_t act = MR_DECODE_WARPS * larger(MR_PACKED_KEYS * d * 2, share * (d + 2) * 4) +
                    (MR_PACKED_HEADS + 2) * d * 2;
     act = larger(act, p->rows * mr_pitch_of(larger(p->width, p->heads * d)));
@@ -299,8 +322,8 @@ uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
                       (p->type == MR_DTYPE_F16 || p->type == MR_DTYPE_BF16) &&
                       (p->head_width == 64 || p->head_width == 128) &&
                       p->heads / p->kv_heads <= MR_PACKED_HEADS &&
-                      p->width <= MR_DECODE_WIDTH && p->width % 32 == 0 && inner % 32 == 0 &&
-                      p->ffn % 32 == 0;
+                      p->width <= MR_DECODE_WIDTH && p->width % MR_RING_BLOCK == 0 &&
+                      inner % MR_RING_BLOCK == 0 && p->ffn % MR_RING_BLOCK == 0;
     if (!fits) {
         return 0;
     }
@@ -308,6 +331,51 @@ uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
     uint32_t bytes = 0;
     a.p.rows = FEW;
     return lay_out(context, &a, 1, &bytes) ? FEW : 0;
+}
+
+/* How slots of weight [n][k] are copied: as [k / 64][n][64]. */
+static bool make_map(PFN_cuTensorMapEncodeTiled_v12000 encode, mr_dtype type, mr_cuda_ptr weight,
+                     uint32_t n, uint32_t k, void *out)
+{
+    const cuuint64_t sizes[3] = {MR_RING_BLOCK, n, k / MR_RING_BLOCK};
+    const cuuint64_t strides[2] = {static_cast<cuuint64_t>(k) * 2, MR_RING_LINE};
+    const cuuint32_t box[3] = {MR_RING_BLOCK, MR_RING_TILE, MR_RING_INPUTS / MR_RING_BLOCK};
+    const cuuint32_t steps[3] = {1, 1, 1};
+    CUtensorMap map;
+    const CUresult code = encode(
+        &map, type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        3, mr_at<void>(weight), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
+        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
+        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    memcpy(out, &map, sizeof(map));
+    return code == CUDA_SUCCESS;
+}
+
+int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
+                             mr_cuda_decode_layer *layers)
+{
+    static_assert(sizeof(CUtensorMap) == sizeof(layers->maps[0]), "a map has its place");
+    static_assert(sizeof(*layers) % 64 == 0, "maps are aligned");
+    (void)context;
+    void *found = nullptr;
+    cudaDriverEntryPointQueryResult result;
+    const cudaError_t code = cudaGetDriverEntryPointByVersion(
+        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    if (code != cudaSuccess || found == nullptr) {
+        return code != cudaSuccess ? code : cudaErrorNotSupported;
+    }
+    const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+    const uint32_t inner = p->heads * p->head_width;
+    const uint32_t qkv = inner + 2 * p->kv_heads * p->head_width;
+    bool made = true;
+    for (uint32_t i = 0; made && i < p->n_layers; i++) {
+        mr_cuda_decode_layer *l = &layers[i];
+        made = make_map(encode, p->type, l->qkv, qkv, p->width, l->maps[0]) &&
+               make_map(encode, p->type, l->out, p->width, inner, l->maps[1]) &&
+               make_map(encode, p->type, l->gate_up, 2 * p->ffn, p->width, l->maps[2]) &&
+               make_map(encode, p->type, l->down, p->width, p->ffn, l->maps[3]);
+    }
+    return made ? 0 : cudaErrorInvalidValue;
 }
 
 template <typename T, int NT> static int choose_width(mr_cuda_context *context, mr_decode_args *a)

@@ -8,7 +8,7 @@
 
 /* A place in the order of slots. */
 struct mr_walk {
-    const uint8_t *weight; /* of the part */
+    const void *map; /* of the part */
     mr_share share;
     uint32_t k;
     uint32_t layer;
@@ -34,12 +34,8 @@ __device__ static inline bool mr_walk_part(const mr_cuda_decode &p, mr_walk &w)
     for (; w.layer < p.n_layers; mr_walk_leave_part(w)) {
         w.share = mr_share_of(p, w.part);
         if (w.share.begin < w.share.end) {
-            const mr_cuda_decode_layer *l =
-                mr_ptr<const mr_cuda_decode_layer>(p.layers) + w.layer;
-            w.weight = mr_ptr<const uint8_t>(w.part == MR_PART_QKV     ? l->qkv
-                                             : w.part == MR_PART_OUT   ? l->out
-                                             : w.part == MR_PART_GATED ? l->gate_up
-                                                                       : l->down);
+            w.map = mr_ptr<const mr_cuda_decode_layer>(p.layers)[w.layer]
+                        .maps[w.part == MR_PART_QKV ? 0 : w.part - MR_PART_ATTEND];
             w.k = mr_inputs_of(p, w.part);
             w.tile = w.share.begin;
             w.input = 0;
@@ -71,44 +67,39 @@ __device__ static inline bool mr_walk_next(const mr_cuda_decode &p, mr_walk &w)
     return mr_walk_part(p, w);
 }
 
-/* Lanes 0 … 15 have a row each of the slot to be filled, the others one of a slot further on. */
+/* Lane 0 fills slots; lane 1 is further on, and asks for what it finds into the second cache. */
 __device__ static inline void mr_feed(const mr_decode_args &a, mr_ring ring)
 {
     const uint32_t lane = threadIdx.x % 32;
-    const bool fills = lane < MR_DECODE_TILE;
+    if (lane > (a.ahead > 0 ? 1 : 0)) {
+        return;
+    }
+    const uint32_t lanes = a.ahead > 0 ? 3 : 1;
     const uint64_t policy = mr_evict_first();
     mr_walk w;
     w.layer = 0;
     w.part = 0;
-    bool there = mr_walk_part(a.p, w) && (fills || a.ahead > 0);
-    for (uint32_t i = 0; !fills && there && i < a.ahead; i++) {
+    bool there = mr_walk_part(a.p, w);
+    for (uint32_t i = 0; lane > 0 && there && i < a.ahead; i++) {
         there = mr_walk_next(a.p, w);
     }
     bool waits = true;
-    while (__any_sync(0xffffffffu, fills && there)) {
+    while (__any_sync(lanes, lane == 0 && there)) {
         const uint32_t full = ring.bars + ring.slot * 8;
         waits = waits && mr_bar_wait(full + ring.slots * 8, ring.parity ^ 1);
         if (there) {
-            const uint32_t bytes = min(static_cast<uint32_t>(MR_RING_INPUTS), w.k - w.input) * 2;
-            const uint32_t first = w.part == MR_PART_GATED
-                                       ? w.tile * MR_DECODE_TILE + w.m * a.p.ffn
-                                       : (w.tile + w.m) * MR_DECODE_TILE;
-            const uint8_t *from =
-                w.weight +
-                (static_cast<size_t>(first + lane % MR_DECODE_TILE) * w.k + w.input) * 2;
-            if (fills) {
-                if (lane == 0) {
-                    mr_bar_expect(full, MR_DECODE_TILE * bytes);
-                }
-                __syncwarp((1u << MR_DECODE_TILE) - 1);
-                mr_bulk_copy(ring.data + ring.slot * MR_RING_SLOT + lane * MR_RING_PITCH, from,
-                             bytes, full, policy);
+            const uint32_t output = w.part == MR_PART_GATED
+                                        ? w.tile * MR_DECODE_TILE + w.m * a.p.ffn
+                                        : (w.tile + w.m) * MR_DECODE_TILE;
+            if (lane == 0) {
+                mr_bar_expect(full, MR_RING_SLOT);
+                mr_copy_slot(ring.data + ring.slot * MR_RING_SLOT, w.map, w.input, output, full,
+                             policy);
             } else {
-                mr_bulk_prefetch(from, bytes);
+                mr_prefetch_slot(w.map, w.input, output);
             }
             there = mr_walk_next(a.p, w);
         }
-        __syncwarp();
         mr_ring_next(ring);
     }
 }

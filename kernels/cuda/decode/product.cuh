@@ -55,15 +55,18 @@ __device__ static inline void mr_take_slot(const mr_decode_args &a, mr_decode_st
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t full = st.ring.bars + st.ring.slot * 8;
     st.waits = st.waits && mr_bar_wait(full, st.ring.parity);
-    const uint32_t base = st.ring.data + st.ring.slot * MR_RING_SLOT + lane / 4 * MR_RING_PITCH +
-                          warp * MR_CHUNK * 2 + lane % 4 * 16;
+    const uint32_t base = st.ring.data + st.ring.slot * MR_RING_SLOT + lane / 4 * MR_RING_LINE +
+                          warp / 2 * MR_RING_TILE * MR_RING_LINE + warp % 2 * MR_CHUNK * 2 +
+                          lane % 4 * 16;
     if (!MR_SKIPS(8)) {
         uint4 lo[MR_MINE];
         uint4 hi[MR_MINE];
 #pragma unroll
         for (int j = 0; j < MR_MINE; j++) {
-            lo[j] = mr_shared_load(base + j * MR_DECODE_WARPS * MR_CHUNK * 2);
-            hi[j] = mr_shared_load(base + j * MR_DECODE_WARPS * MR_CHUNK * 2 + 8 * MR_RING_PITCH);
+            const uint32_t at =
+                base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) * MR_RING_TILE * MR_RING_LINE;
+            lo[j] = mr_shared_load(at);
+            hi[j] = mr_shared_load(at + 8 * MR_RING_LINE);
         }
 #pragma unroll
         for (int j = 0; j < MR_MINE; j++) {

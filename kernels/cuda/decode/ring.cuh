@@ -3,7 +3,8 @@
  * The weights of a persistent kernel on their way from memory: one warp copies them, in the order in
  * which they are needed, into a ring of slots in shared memory; the other warps take them out.
  *
- *   slot   16 outputs by up to MR_RING_INPUTS inputs; a row is one bulk copy
+ *   slot   16 outputs by MR_RING_INPUTS inputs: [block of 64 inputs][output][64], one copy of a
+ *          tensor map; what lies behind the last input is zeroes
  *   full   a barrier a slot, on which the bytes are counted
  *   empty  a barrier a slot, on which each taking warp arrives
  *
@@ -18,8 +19,9 @@
 #ifndef MR_RING_INPUTS
 #define MR_RING_INPUTS 512
 #endif
-#define MR_RING_PITCH (MR_RING_INPUTS * 2 + 64) /* rows 16 banks apart: reads do not collide */
-#define MR_RING_SLOT  (MR_RING_TILE * MR_RING_PITCH)
+#define MR_RING_BLOCK 64 /* inputs side by side in a slot */
+#define MR_RING_LINE  (MR_RING_BLOCK * 2)
+#define MR_RING_SLOT  (MR_RING_TILE * MR_RING_INPUTS * 2)
 
 /* A wait that takes this long is a fault of ours: whoever waits goes on, and says so. */
 #define MR_SPIN_NANOSECONDS 2000000000ull
@@ -74,18 +76,21 @@ __device__ static inline bool mr_bar_wait(uint32_t bar, uint32_t parity)
     return true;
 }
 
-__device__ static inline void mr_bulk_copy(uint32_t to, const void *from, uint32_t bytes,
-                                           uint32_t bar, uint64_t policy)
+/* The slot from `input` and `output` on. */
+__device__ static inline void mr_copy_slot(uint32_t to, const void *map, uint32_t input,
+                                           uint32_t output, uint32_t bar, uint64_t policy)
 {
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint "
-                 "[%0], [%1], %2, [%3], %4;" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(bar), "l"(policy)
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(0), "r"(output), "r"(input / MR_RING_BLOCK), "r"(bar), "l"(policy)
                  : "memory");
 }
 
-__device__ static inline void mr_bulk_prefetch(const void *from, uint32_t bytes)
+__device__ static inline void mr_prefetch_slot(const void *map, uint32_t input, uint32_t output)
 {
-    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+                 "r"(0), "r"(output), "r"(input / MR_RING_BLOCK)
+                 : "memory");
 }
 
 /* Weights pass by once. */

@@ -5,7 +5,8 @@
 
 #include "kernels/cuda/decode/state.cuh"
 
-#define MR_NORM_PARTS (MR_DECODE_WIDTH / 4 / MR_DECODE_TAKERS)
+#define MR_NORM_PARTS   (MR_DECODE_WIDTH / 4 / MR_DECODE_TAKERS)
+#define MR_NARROW_PARTS 8 /* of 128 elements */
 
 /* Rows start 16 banks apart: two of them are read at once. */
 __host__ __device__ static inline uint32_t mr_pitch_of(uint32_t k)
@@ -34,19 +35,89 @@ __device__ static inline void mr_stage_rows(const mr_decode_args &a, mr_decode_s
     mr_meet_block();
 }
 
+/* Gains of the elements that a thread has of each row. */
 struct mr_gains {
-    float4 v[MR_NORM_PARTS];
+    float4 v[MR_NARROW_PARTS];
 };
+
+/* Streams up to this wide are normalised a warp a row, wider ones by all warps together. */
+__device__ static inline bool mr_is_narrow(const mr_decode_args &a)
+{
+    return a.p.width <= MR_NARROW_PARTS * 128;
+}
 
 /* Gains depend on nothing, and are far: asked for before a wait. */
 __device__ static inline void mr_load_gains(const mr_decode_args &a, mr_cuda_ptr from, mr_gains &g)
 {
+    const bool narrow = mr_is_narrow(a);
 #pragma unroll
-    for (int m = 0; m < MR_NORM_PARTS; m++) {
-        const uint32_t i = 4 * (threadIdx.x + m * MR_DECODE_TAKERS);
-        g.v[m] = i < a.p.width
+    for (int m = 0; m < MR_NARROW_PARTS; m++) {
+        const uint32_t i = 4 * (narrow ? threadIdx.x % 32 + m * 32 : threadIdx.x + m * MR_DECODE_TAKERS);
+        g.v[m] = i < a.p.width && (narrow || m < MR_NORM_PARTS)
                      ? __ldg(reinterpret_cast<const float4 *>(mr_ptr<const float>(from) + i))
                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+__device__ static inline float mr_squares_of(float4 v)
+{
+    return v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w;
+}
+
+/* Four elements of a row, normalised, into shared memory. */
+template <typename T>
+__device__ static inline void mr_put_normed(const mr_decode_state &st, uint32_t row, uint32_t i,
+                                            float4 v, float scale, float4 g)
+{
+    *reinterpret_cast<uint2 *>(st.act + row * st.pitch + i * 2) =
+        make_uint2(mr_matrix<T>::pack(v.x * scale * g.x, v.y * scale * g.y),
+                   mr_matrix<T>::pack(v.z * scale * g.z, v.w * scale * g.w));
+}
+
+/* Up to NT rows a warp. Sums as if each 128 elements had a warp of their own. */
+template <typename T, int NT>
+__device__ static inline void mr_norm_narrow(const mr_decode_args &a, const mr_decode_state &st,
+                                             const mr_gains &g)
+{
+    const uint32_t width = a.p.width;
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t warp = threadIdx.x / 32;
+    float4 x[NT][MR_NARROW_PARTS];
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const uint32_t row = n * MR_DECODE_WARPS + warp;
+        const float *stream = mr_ptr<const float>(st.stream) + static_cast<size_t>(row) * width;
+#pragma unroll
+        for (int m = 0; m < MR_NARROW_PARTS; m++) {
+            const uint32_t i = 4 * (lane + m * 32);
+            x[n][m] = row < a.p.rows && i < width
+                          ? __ldcg(reinterpret_cast<const float4 *>(stream + i))
+                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+        }
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const uint32_t row = n * MR_DECODE_WARPS + warp;
+        if (row >= a.p.rows) {
+            break;
+        }
+        float sums = 0.0f;
+#pragma unroll
+        for (int m = 0; m < MR_NARROW_PARTS; m++) {
+            if (m * 128 < width) {
+                const float sum = mr_warp_sum(mr_squares_of(x[n][m]));
+                sums = lane == m ? sum : sums;
+            }
+        }
+        const float sum = mr_warp_sum(sums);
+        const float scale = 1.0f / sqrtf(sum / static_cast<float>(width) + a.p.epsilon);
+#pragma unroll
+        for (int m = 0; m < MR_NARROW_PARTS; m++) {
+            const uint32_t i = 4 * (lane + m * 32);
+            if (i < width) {
+                mr_put_normed<T>(st, row, i, x[n][m], scale, g.v[m]);
+            }
+        }
     }
 }
 
@@ -74,7 +145,7 @@ __device__ static inline void mr_load_stream(const mr_decode_args &a, const mr_d
     }
 }
 
-/* Sums of squares of each row by warps of four elements a thread, as pointwise.cu has them. */
+/* Sums of squares of each row, by warps of four elements a thread as pointwise.cu has them. */
 __device__ static inline void mr_sum_squares(const mr_decode_args &a, const mr_decode_state &st,
                                              uint32_t first, uint32_t warps, const mr_norm_rows &x)
 {
@@ -84,8 +155,7 @@ __device__ static inline void mr_sum_squares(const mr_decode_args &a, const mr_d
         for (int m = 0; m < MR_NORM_PARTS; m++) {
             const uint32_t warp = m * MR_DECODE_WARPS + threadIdx.x / 32;
             if (first + r < a.p.rows && warp < warps) {
-                const float4 v = x.v[r][m];
-                const float sum = mr_warp_sum(v.x * v.x + v.y * v.y + v.z * v.z + v.w * v.w);
+                const float sum = mr_warp_sum(mr_squares_of(x.v[r][m]));
                 if (threadIdx.x % 32 == 0) {
                     st.scratch[r * 32 + warp] = sum;
                 }
@@ -94,18 +164,14 @@ __device__ static inline void mr_sum_squares(const mr_decode_args &a, const mr_d
     }
 }
 
-/* RMS norm of the stream into shared memory. */
+/* All warps on each row, MR_DECODE_NORMS rows at a time. */
 template <typename T>
-__device__ static inline void mr_norm_stream(const mr_decode_args &a, mr_decode_state &st,
-                                             const mr_gains &g)
+__device__ static inline void mr_norm_wide(const mr_decode_args &a, const mr_decode_state &st,
+                                           const mr_gains &g)
 {
     const uint32_t width = a.p.width;
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t warps = (width / 4 + 31) / 32;
-    st.pitch = mr_pitch_of(width);
-    if (MR_SKIPS(4)) {
-        return;
-    }
     for (uint32_t first = 0; first < a.p.rows; first += MR_DECODE_NORMS) {
         mr_norm_rows x;
         mr_load_stream(a, st, first, x);
@@ -117,22 +183,34 @@ __device__ static inline void mr_norm_stream(const mr_decode_args &a, mr_decode_
 #pragma unroll
         for (int r = 0; r < MR_DECODE_NORMS; r++) {
             if (first + r >= a.p.rows) {
-                continue;
+                break;
             }
             const float sum = mr_warp_sum(lane < warps ? st.scratch[r * 32 + lane] : 0.0f);
             const float scale = 1.0f / sqrtf(sum / static_cast<float>(width) + a.p.epsilon);
 #pragma unroll
             for (int m = 0; m < MR_NORM_PARTS; m++) {
                 const uint32_t i = 4 * (threadIdx.x + m * MR_DECODE_TAKERS);
-                const float4 v = x.v[r][m];
                 if (i < width) {
-                    *reinterpret_cast<uint2 *>(st.act + (first + r) * st.pitch + i * 2) =
-                        make_uint2(
-                            mr_matrix<T>::pack(v.x * scale * g.v[m].x, v.y * scale * g.v[m].y),
-                            mr_matrix<T>::pack(v.z * scale * g.v[m].z, v.w * scale * g.v[m].w));
+                    mr_put_normed<T>(st, first + r, i, x.v[r][m], scale, g.v[m]);
                 }
             }
         }
+    }
+}
+
+/* RMS norm of the stream into shared memory. */
+template <typename T, int NT>
+__device__ static inline void mr_norm_stream(const mr_decode_args &a, mr_decode_state &st,
+                                             const mr_gains &g)
+{
+    st.pitch = mr_pitch_of(a.p.width);
+    if (MR_SKIPS(4)) {
+        return;
+    }
+    if (mr_is_narrow(a)) {
+        mr_norm_narrow<T, NT>(a, st, g);
+    } else {
+        mr_norm_wide<T>(a, st, g);
     }
     mr_meet_block();
 }

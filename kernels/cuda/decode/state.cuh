@@ -38,7 +38,27 @@ struct mr_decode_args {
 
 #ifdef MR_DECODE_LAB
 #define MR_SKIPS(bit) ((a.skip & (bit)) != 0)
+__shared__ long long mr_spent[16];
+__shared__ long long mr_marked;
+#define MR_MARK(i)                                                                                 \
+    do {                                                                                           \
+        if (threadIdx.x == 0) {                                                                    \
+            const long long now = clock64();                                                       \
+            mr_spent[i] += now - mr_marked;                                                        \
+            mr_marked = now;                                                                       \
+        }                                                                                          \
+    } while (0)
+#define MR_MARKS_OUT()                                                                             \
+    do {                                                                                           \
+        if (threadIdx.x == 0) {                                                                    \
+            for (int i = 0; i < 16; i++) {                                                         \
+                mr_ptr<long long>(a.p.sync + 1024)[blockIdx.x * 16 + i] = mr_spent[i];             \
+            }                                                                                      \
+        }                                                                                          \
+    } while (0)
 #else
+#define MR_MARK(i)
+#define MR_MARKS_OUT()
 #define MR_SKIPS(bit) false
 #endif
 

@@ -45,6 +45,8 @@ int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *do
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
 uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p);
+int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
+                             mr_cuda_decode_layer *layers);
 int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
 

@@ -254,6 +254,7 @@ static mr_cuda_api make_api()
     api.sample = mr_cuda_sample_run;
     api.block_move = mr_cuda_pointwise_block_move;
     api.decode_rows = mr_cuda_decode_rows;
+    api.decode_maps = mr_cuda_decode_make_maps;
     api.decode = mr_cuda_decode_run;
     return api;
 }
