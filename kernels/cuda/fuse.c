@@ -11,6 +11,8 @@
  */
 #include "kernels/cuda/internal.h"
 
+#include "base/checked.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -22,17 +24,23 @@ typedef struct matcher {
     mr_buffer_id stream;
     mr_buffer_id proj; /* of the layer before; MR_NO_BUFFER: there is none */
     uint16_t rope;
-    uint32_t scratch[3]; /* qkv, att and act of the layer being matched */
     bool gathered;
 } matcher;
 
-/* The next operator, if it is of this kind; all_reduce does nothing at one rank. */
-static const mr_op *take(matcher *m, mr_op_kind kind)
+/* At one rank these do nothing. */
+static void skip_reduces(matcher *m)
 {
     const mr_plan *plan = m->exec->plan;
     while (m->at < plan->n_ops && plan->ops[m->at].kind == MR_OP_ALL_REDUCE) {
         m->at++;
     }
+}
+
+/* The next operator, if it is of this kind. */
+static const mr_op *take(matcher *m, mr_op_kind kind)
+{
+    const mr_plan *plan = m->exec->plan;
+    skip_reduces(m);
     return m->at < plan->n_ops && plan->ops[m->at].kind == kind ? &plan->ops[m->at++] : NULL;
 }
 
@@ -198,24 +206,21 @@ static bool match_layer(matcher *m, uint32_t layer)
 static bool ends_well(const matcher *m)
 {
     const mr_plan *plan = m->exec->plan;
-    const mr_op *norm = &plan->ops[m->at];
-    if (m->at == plan->n_ops || norm->kind != MR_OP_NORM || norm->norm.stream != m->stream ||
+    const mr_op *norm = &plan->ops[m->at < plan->n_ops ? m->at : 0];
+    if (norm->kind != MR_OP_NORM || norm->norm.stream != m->stream ||
         norm->norm.in != m->proj) {
         return false;
     }
     mr_buffer_id there = norm->norm.out;
-    for (uint32_t i = m->at + 1; i < plan->n_ops; i++) {
+    bool alone = true;
+    for (uint32_t i = m->at + 1; alone && i < plan->n_ops; i++) {
         const mr_op *op = &plan->ops[i];
         const bool linear = op->kind == MR_OP_LINEAR;
-        if (!linear && op->kind != MR_OP_GATHER && op->kind != MR_OP_SAMPLE) {
-            return false;
-        }
-        if ((linear ? op->linear.in : op->unary.in) != there) {
-            return false;
-        }
+        alone = (linear || op->kind == MR_OP_GATHER || op->kind == MR_OP_SAMPLE) &&
+                (linear ? op->linear.in : op->unary.in) == there;
         there = linear ? op->linear.out : op->unary.out;
     }
-    return true;
+    return alone;
 }
 
 /* The run that begins at m->at; 0 layers: none does. */
@@ -230,7 +235,7 @@ static uint32_t match(matcher *m)
             return 0;
         }
     }
-    (void)take(m, MR_OP_KIND_NONE);
+    skip_reduces(m);
     return ends_well(m) ? layers : 0;
 }
 
@@ -256,7 +261,10 @@ static int keep(mr_cuda_exec *exec, const matcher *m, uint32_t first)
     if (run->rows == 0) {
         return 0;
     }
-    int code = api->fill(context, exec->sync, 0, MR_CUDA_DECODE_SYNC * sizeof(uint32_t));
+    int code = api->decode_maps(context, &run->call, m->layers);
+    code = code == 0
+               ? api->fill(context, exec->sync, 0, MR_CUDA_DECODE_SYNC * sizeof(uint32_t))
+               : code;
     code = code == 0 ? api->to_device(context, exec->layers_at, m->layers,
                                       run->call.n_layers * sizeof(*m->layers))
                      : code;
@@ -277,7 +285,7 @@ mr_status mr_cuda_layers_find(mr_cuda_exec *exec, mr_error *err)
     }
     const int code = match(&m) > 0 ? keep(exec, &m, first) : 0;
     free(m.layers);
-    return mr_cuda_check(exec->backend, code, "copying the layers' places", err);
+    return mr_cuda_check(exec->backend, code, "placing the layers", err);
 }
 
 bool mr_cuda_layers_take(const mr_cuda_exec *exec, const mr_cuda_step *step)

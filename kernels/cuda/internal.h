@@ -7,6 +7,7 @@
  *   weights.c  where each weight lies, conversion and upload
  *   layout.c   sizes of everything an executor has; where a step's arrays lie in the staging area
  *   exec.c     makes an executor
+ *   fuse.c     layers that one launch runs
  *   launch.c   the plan's operators as calls of the table
  *   step.c     submit, wait, graphs
  */
@@ -178,6 +179,15 @@ typedef struct mr_cuda_captured {
     bool warm; /* the bucket has run once without a graph: nothing is set up while capturing */
 } mr_cuda_captured;
 
+/* Operators [begin, end), all layers of the plan, which one launch can run. */
+typedef struct mr_cuda_layers {
+    uint32_t begin;
+    uint32_t end;
+    uint32_t rows;       /* for steps of up to so many tokens; 0: for none */
+    bool gathered;       /* the last layer's second half has the logit rows only */
+    mr_cuda_decode call; /* but for what differs from step to step */
+} mr_cuda_layers;
+
 typedef struct mr_cuda_exec {
     mr_exec base;
     mr_cuda_backend *backend;
@@ -193,12 +203,15 @@ typedef struct mr_cuda_exec {
     mr_cuda_ptr *ropes;   /* [n_ropes] */
     bool *fused;          /* [n_ops] a gated operator that its linear can take over */
     bool *adjoin;         /* [n_ops] of linear operators */
+    mr_cuda_layers layers;
 
     mr_cuda_ptr kv;
     mr_cuda_ptr block_tables;
     mr_cuda_ptr history;
     mr_cuda_ptr partials;
     mr_cuda_ptr counters;
+    mr_cuda_ptr layers_at; /* mr_cuda_decode_layer [kv layers] */
+    mr_cuda_ptr sync;      /* u32 [MR_CUDA_DECODE_SYNC] */
     mr_cuda_ptr scaled;
     mr_cuda_ptr counts;
     mr_cuda_ptr stage;     /* on the device */
@@ -258,6 +271,11 @@ typedef struct mr_cuda_step {
     uint32_t n_items; /* real */
     bool graph;       /* counts on the device decide, not these */
 } mr_cuda_step;
+
+/* fuse.c. Looks for layers that one launch can run, when all else of the executor is there. */
+MR_MUST_USE mr_status mr_cuda_layers_find(mr_cuda_exec *exec, mr_error *err);
+bool mr_cuda_layers_take(const mr_cuda_exec *exec, const mr_cuda_step *step);
+int mr_cuda_layers_launch(mr_cuda_exec *exec, const mr_cuda_step *step);
 
 /* launch.c. Queues the plan; gives the first failing code and what it was of. */
 int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **what);
