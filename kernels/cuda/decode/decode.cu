@@ -25,8 +25,6 @@
 
 #define THREADS (MR_DECODE_TAKERS + 32)
 #define FEW     8 /* rows of one product */
-/* All that 9 warps can have: launch bounds would count 12. */
-#define REGISTERS 224
 
 /* Rows of the last layer's second half, as rows of the first. */
 __device__ static inline const uint32_t *mr_map_of(const mr_decode_args &a,
@@ -84,7 +82,7 @@ __device__ static inline void mr_run_qkv(const mr_decode_args &a, mr_decode_stat
         mr_await(a, st, MR_PART_DOWN, mr_workers(a, MR_PART_DOWN, 0), st.layer);
     }
     MR_MARK(0);
-    mr_norm_stream<T, NT>(a, st, g);
+    mr_norm_stream<T>(a, st, g);
     MR_MARK(1);
     const mr_rows rows = {nullptr, nullptr, a.p.width};
     mr_multiply_part<T, NT, MR_PART_QKV, true>(a, st, d.qkv, rows);
@@ -120,7 +118,7 @@ __device__ static inline void mr_run_gated(const mr_decode_args &a, mr_decode_st
     mr_load_gains(a, l.gated_gain, g);
     mr_await(a, st, MR_PART_OUT, mr_workers(a, MR_PART_OUT, 0), st.layer + 1);
     MR_MARK(7);
-    mr_norm_stream<T, NT>(a, st, g);
+    mr_norm_stream<T>(a, st, g);
     MR_MARK(8);
     const mr_rows rows = {nullptr, nullptr, a.p.width};
     mr_multiply_part<T, NT, MR_PART_GATED, true>(a, st, d.gated, rows);
@@ -200,7 +198,7 @@ static __host__ __device__ inline uint32_t mr_own_bytes(const mr_decode_args &a)
 }
 
 template <typename T, int D, int NT>
-__global__ static void __maxnreg__(REGISTERS)
+__global__ static void __launch_bounds__(THREADS, 1)
     mr_decode_kernel(const __grid_constant__ mr_decode_args a)
 {
 #if __CUDA_ARCH__ >= 900

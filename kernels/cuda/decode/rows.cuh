@@ -74,38 +74,41 @@ __device__ static inline void mr_put_normed(const mr_decode_state &st, uint32_t 
                    mr_matrix<T>::pack(v.z * scale * g.z, v.w * scale * g.w));
 }
 
-/* Up to NT rows a warp. Sums as if each 128 elements had a warp of their own. */
-template <typename T, int NT>
+/* A row of a narrow stream, as a warp has it. */
+struct mr_narrow_row {
+    float4 v[MR_NARROW_PARTS];
+};
+
+__device__ static inline void mr_load_narrow(const mr_decode_args &a, const mr_decode_state &st,
+                                             uint32_t row, mr_narrow_row &x)
+{
+    const float *stream = mr_ptr<const float>(st.stream) + static_cast<size_t>(row) * a.p.width;
+#pragma unroll
+    for (int m = 0; m < MR_NARROW_PARTS; m++) {
+        const uint32_t i = 4 * (threadIdx.x % 32 + m * 32);
+        x.v[m] = row < a.p.rows && i < a.p.width
+                     ? __ldcg(reinterpret_cast<const float4 *>(stream + i))
+                     : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    }
+}
+
+/* A warp a row, the next row on its way. Sums as if each 128 elements had a warp of their own. */
+template <typename T>
 __device__ static inline void mr_norm_narrow(const mr_decode_args &a, const mr_decode_state &st,
                                              const mr_gains &g)
 {
     const uint32_t width = a.p.width;
     const uint32_t lane = threadIdx.x % 32;
-    const uint32_t warp = threadIdx.x / 32;
-    float4 x[NT][MR_NARROW_PARTS];
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const uint32_t row = n * MR_DECODE_WARPS + warp;
-        const float *stream = mr_ptr<const float>(st.stream) + static_cast<size_t>(row) * width;
-#pragma unroll
-        for (int m = 0; m < MR_NARROW_PARTS; m++) {
-            const uint32_t i = 4 * (lane + m * 32);
-            x[n][m] = row < a.p.rows && i < width
-                          ? __ldcg(reinterpret_cast<const float4 *>(stream + i))
-                          : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-        }
-    }
-#pragma unroll
-    for (int n = 0; n < NT; n++) {
-        const uint32_t row = n * MR_DECODE_WARPS + warp;
-        if (row >= a.p.rows) {
-            break;
-        }
+    mr_narrow_row x;
+    mr_load_narrow(a, st, threadIdx.x / 32, x);
+    for (uint32_t row = threadIdx.x / 32; row < a.p.rows; row += MR_DECODE_WARPS) {
+        mr_narrow_row next;
+        mr_load_narrow(a, st, row + MR_DECODE_WARPS, next);
         float sums = 0.0f;
 #pragma unroll
         for (int m = 0; m < MR_NARROW_PARTS; m++) {
             if (m * 128 < width) {
-                const float sum = mr_warp_sum(mr_squares_of(x[n][m]));
+                const float sum = mr_warp_sum(mr_squares_of(x.v[m]));
                 sums = lane == m ? sum : sums;
             }
         }
@@ -115,9 +118,10 @@ __device__ static inline void mr_norm_narrow(const mr_decode_args &a, const mr_d
         for (int m = 0; m < MR_NARROW_PARTS; m++) {
             const uint32_t i = 4 * (lane + m * 32);
             if (i < width) {
-                mr_put_normed<T>(st, row, i, x[n][m], scale, g.v[m]);
+                mr_put_normed<T>(st, row, i, x.v[m], scale, g.v[m]);
             }
         }
+        x = next;
     }
 }
 
@@ -199,7 +203,7 @@ __device__ static inline void mr_norm_wide(const mr_decode_args &a, const mr_dec
 }
 
 /* RMS norm of the stream into shared memory. */
-template <typename T, int NT>
+template <typename T>
 __device__ static inline void mr_norm_stream(const mr_decode_args &a, mr_decode_state &st,
                                              const mr_gains &g)
 {
@@ -208,7 +212,7 @@ __device__ static inline void mr_norm_stream(const mr_decode_args &a, mr_decode_
         return;
     }
     if (mr_is_narrow(a)) {
-        mr_norm_narrow<T, NT>(a, st, g);
+        mr_norm_narrow<T>(a, st, g);
     } else {
         mr_norm_wide<T>(a, st, g);
     }
