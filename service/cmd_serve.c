@@ -26,8 +26,8 @@ typedef struct shutdown_watch {
     mr_server *server;
     const mr_cli_model *model; /* where settings come from */
     mr_config config;          /* what they were at the start */
-    mr_event asked;
-    pthread_mutex_t mutex; /* held while the process ends before the model is loaded */
+    mr_event asked;            /* for the end, or the device failed */
+    pthread_mutex_t mutex;     /* held while the process ends before the model is loaded */
     bool loaded;
 } shutdown_watch;
 
@@ -216,7 +216,23 @@ typedef struct addresses {
     const char *metrics; /* NULL: no listener */
 } addresses;
 
-/* Serves until a signal asks for the end. */
+/* Ends the process too: a failed device serves nobody, and whoever watches over the process starts
+ * it again. */
+static int end_status(mr_runtime *runtime)
+{
+    mr_engine_stats stats;
+    mr_engine_stats_get(mr_runtime_engine(runtime), &stats);
+    if (!stats.failed) {
+        return MR_EXIT_OK;
+    }
+    mr_log(MR_LOG_ERROR, "serve",
+           "shutting down: the device failed; start the server again, and look at the machine if "
+           "this comes back",
+           "exit_status=%d", MR_EXIT_DEVICE);
+    return MR_EXIT_DEVICE;
+}
+
+/* Serves until a signal asks for the end, or the device fails. */
 static int serve_runtime(shutdown_watch *watch, mr_runtime *runtime, const char *listen,
                          mr_sharing **sharing, uint64_t started_ns)
 {
@@ -233,7 +249,7 @@ static int serve_runtime(shutdown_watch *watch, mr_runtime *runtime, const char 
     identify_model(runtime);
     (void)mr_event_wait(&watch->asked, MR_NEVER);
     mr_metadata_store_set_state(mr_sharing_store(*sharing), "draining");
-    return MR_EXIT_OK;
+    return end_status(runtime);
 }
 
 static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *listen, const char *path,
@@ -242,7 +258,7 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t started = mr_clock_now(&clock);
     mr_server *server = watch->server;
-    mr_runtime_options options = {.model_path = path, .with_engine = true};
+    mr_runtime_options options = {.model_path = path, .with_engine = true, .failed = &watch->asked};
     mr_runtime *runtime = NULL;
     mr_sharing *sharing = NULL;
     int status = mr_command_open_runtime(config, &options, &runtime);

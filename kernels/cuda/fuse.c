@@ -67,6 +67,7 @@ static mr_buffer_id take_linear(matcher *m, mr_buffer_id in, mr_cuda_ptr *weight
 {
     const mr_op *op = in == MR_NO_BUFFER ? NULL : take(m, MR_OP_LINEAR);
     if (op == NULL || op->linear.in != in || !m->exec->adjoin[m->at - 1] ||
+        m->exec->coded[m->at - 1] ||
         m->exec->weights->biases[m->at - 1] != MR_CUDA_NONE) {
         return MR_NO_BUFFER;
     }
@@ -227,7 +228,7 @@ static bool ends_well(const matcher *m)
 static uint32_t match(matcher *m)
 {
     const uint32_t layers = m->exec->plan->kv.layers;
-    if (m->exec->plan->kv.groups != 1 || !begin(m)) {
+    if (m->exec->plan->kv.groups != 1 || m->exec->backend->batch_invariant || !begin(m)) {
         return 0;
     }
     for (uint32_t layer = 0; layer < layers; layer++) {

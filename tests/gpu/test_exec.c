@@ -72,6 +72,9 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
             if (on_gpu.kv_dtype != MR_DTYPE_F32 && allowed < 2e-2) {
                 allowed = on_gpu.kv_dtype == MR_DTYPE_F16 ? 6e-3 : 2e-2;
             }
+            if (on_gpu.kv_dtype == MR_DTYPE_F8_E4M3) {
+                allowed = 0.12; /* keys and values of three bits and a sign */
+            }
             if (!(found <= allowed)) {
                 fail_msg("%s, %s, way %zu: relative error %g, at most %g is allowed", what,
                          mr_dtype_info_get(precisions[p].compute)->name, w, found, allowed);
@@ -95,6 +98,52 @@ static void test_head_widths(void **state)
         char what[32];
         (void)snprintf(what, sizeof(what), "D %u", widths[i]);
         check(&dims, NULL, what);
+    }
+}
+
+/* Prompts of many tiles, in chunks that begin inside of one, for the head widths that have a kernel
+ * of their own. */
+static void test_long_prompts(void **state)
+{
+    (void)state;
+    enum { LONG = 1100 };
+    static const tiny_schedule cuts[] = {
+        {.prefill = LONG, .chunk = LONG},
+        {.prefill = LONG, .chunk = 450, .neighbours = 1},
+        {.prefill = LONG, .chunk = 129},
+    };
+    static const uint32_t windows[] = {0, 300};
+    for (size_t i = 0; i < 2 * sizeof(windows) / sizeof(windows[0]); i++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.head_width = i % 2 == 0 ? 128 : 64;
+        dims.window = windows[i / 2];
+        dims.dtype = MR_DTYPE_BF16;
+        mr_exec_options options = wide_options(MR_DTYPE_BF16);
+        options.max_tokens = 2048;
+        options.max_rows = 2048;
+        options.max_seqs = 2;
+        options.max_context = 1200;
+        options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+        mr_exec_options on_cpu = options;
+        on_cpu.kv_dtype = MR_DTYPE_F32;
+        tiny_plan tiny;
+        tiny_plan_create(&dims, &tiny);
+        mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+        mr_backend *reference = gpu_reference();
+        float *expected = tiny_logits(reference, &tiny, &on_cpu, LONG, cuts[0]);
+        for (size_t w = 0; w < sizeof(cuts) / sizeof(cuts[0]); w++) {
+            float *logits = tiny_logits(backend, &tiny, &options, LONG, cuts[w]);
+            const double found = tiny_distance(logits, expected, LONG, VOCAB);
+            if (!(found <= 5e-2)) {
+                fail_msg("D %u, window %u, cut %zu: relative error %g", dims.head_width,
+                         dims.window, w, found);
+            }
+            free(logits);
+        }
+        free(expected);
+        reference->vt->destroy(reference);
+        backend->vt->destroy(backend);
+        tiny_plan_destroy(&tiny);
     }
 }
 
@@ -150,7 +199,8 @@ static void test_kv_types_and_blocks(void **state)
 {
     (void)state;
     static const uint32_t sizes[] = {1, 5, 8, 64};
-    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16};
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_F8_E4M3,
+                                     MR_DTYPE_I8};
     tiny_dims dims = tiny_dims_default();
     dims.head_width = 64;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
@@ -337,15 +387,22 @@ static void test_nan_is_seen(void **state)
     tiny_plan_destroy(&tiny);
 }
 
-int main(void)
+/* An argument names the cases to run, with * and ?; none: all. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_groups),
-        cmocka_unit_test(test_variants),     cmocka_unit_test(test_kv_types_and_blocks),
-        cmocka_unit_test(test_stored_types), cmocka_unit_test(test_two_runs_are_bit_equal_D4),
+        cmocka_unit_test(test_head_widths),
+        cmocka_unit_test(test_long_prompts),
+        cmocka_unit_test(test_head_groups),
+        cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_stored_types),
+        cmocka_unit_test(test_two_runs_are_bit_equal_D4),
         cmocka_unit_test(test_layers_in_one_launch),
         cmocka_unit_test(test_few_neighbours_do_not_matter_D4),
-        cmocka_unit_test(test_block_copies), cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_block_copies),
+        cmocka_unit_test(test_nan_is_seen),
     };
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

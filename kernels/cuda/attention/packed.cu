@@ -10,9 +10,12 @@
  *   values  through shared memory, which turns them; 8 · 32 · D · 2 bytes, used again to merge the
  *           warps, in order
  *
+ * Keys and values of one byte go through registers, and are widened on their way.
+ *
  * Float32 scores and sums; probabilities are rounded to the type before they meet the values. A row
  * depends on its own keys only. sm_80 and later.
  */
+#include "kernels/cuda/attention/codes.cuh"
 #include "kernels/cuda/attention/packed.cuh"
 
 #define WARPS   MR_PACKED_WARPS
@@ -91,6 +94,95 @@ __device__ static inline void mr_find_row(const mr_split_args &a, mr_packed_work
     }
 }
 
+/* Keys and values of one byte: those that the lane feeds to products, and those that it puts into
+ * shared memory. */
+template <int D> struct mr_packed_codes {
+    uint2 keys[KEYS / 8][D / 32];
+    uint4 values[D / 16];
+    float key_scale; /* of the lane's key, I8 only */
+    float value_scale;
+};
+
+template <int D, bool I8>
+__device__ static inline void mr_fetch_codes(const mr_split_args &a, const mr_packed_work &work,
+                                             mr_packed_codes<D> &codes)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t size = a.p.kv.block_size;
+    const uint32_t seen = __ballot_sync(0xffffffffu, work.there);
+    const uint8_t *keys = reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.keys));
+    const uint8_t *values =
+        reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.values));
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++) {
+        const uint32_t key = n * 8 + lane / 4;
+        const uint32_t row = __shfl_sync(0xffffffffu, work.row, key);
+        const uint2 *from =
+            reinterpret_cast<const uint2 *>(keys + mr_code_row<I8>(row, D, size)) + lane % 4;
+#pragma unroll
+        for (int c = 0; c < D / 32; c++) {
+            codes.keys[n][c] = (seen >> key & 1) != 0 ? from[c * 4] : make_uint2(0, 0);
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const uint32_t key = (i * 32 + lane) / (D / 16);
+        const uint32_t row = __shfl_sync(0xffffffffu, work.row, key);
+        const uint4 *from = reinterpret_cast<const uint4 *>(values + mr_code_row<I8>(row, D, size));
+        codes.values[i] =
+            (seen >> key & 1) != 0 ? from[(i * 32 + lane) % (D / 16)] : make_uint4(0, 0, 0, 0);
+    }
+    if (I8) {
+        codes.key_scale = work.there ? mr_code_scale(keys, work.row, D, size) : 0.0f;
+        codes.value_scale = work.there ? mr_code_scale(values, work.row, D, size) : 0.0f;
+    }
+}
+
+template <typename T, int D, bool I8>
+__device__ static inline void mr_score_codes(const mr_packed_queries<D> &q,
+                                             const mr_packed_codes<D> &codes,
+                                             float (&s)[KEYS / 8][4])
+{
+    uint4 keys[KEYS / 8][D / 32];
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+        for (int c = 0; c < D / 32; c++) {
+            keys[n][c] = mr_widen8<T, I8>(codes.keys[n][c]);
+        }
+    }
+    mr_score_keys<T, D>(q, keys, s);
+}
+
+/* Times what each key's lane has. */
+__device__ static inline void mr_times_keys(float scale, float (&s)[KEYS / 8][4])
+{
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+        for (int i = 0; i < 2; i++) {
+            const float of = __shfl_sync(0xffffffffu, scale, n * 8 + threadIdx.x % 4 * 2 + i);
+            s[n][i] *= of;
+            s[n][i + 2] *= of;
+        }
+    }
+}
+
+template <typename T, int D, bool I8>
+__device__ static inline void mr_store_values(const mr_packed_codes<D> &codes, uint32_t values)
+{
+    const uint32_t lane = threadIdx.x % 32;
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const uint32_t key = (i * 32 + lane) / (D / 16);
+        const uint32_t c = (i * 32 + lane) % (D / 16) * 2;
+        mr_store16(values + mr_swizzled<D>(key, c),
+                   mr_widen8<T, I8>(make_uint2(codes.values[i].x, codes.values[i].y)));
+        mr_store16(values + mr_swizzled<D>(key, c + 1),
+                   mr_widen8<T, I8>(make_uint2(codes.values[i].z, codes.values[i].w)));
+    }
+}
+
 /* Everything of a piece of work on its way. */
 template <typename T, int D>
 __device__ static inline void mr_fetch_work(const mr_split_args &a, const mr_packed_work &work,
@@ -137,7 +229,7 @@ __device__ static inline void mr_store_sums(const mr_split_args &a, const mr_pac
         const float acc =
             mr_merge(sums + h * (D + 2), heads * (D + 2), WARPS, D, i % D, &max, &sum);
         if (work.range.splits == 1) {
-            mr_store_as(a.out, a.p.type, out + i, acc / sum);
+            mr_store_as(a.out, a.p.type, out + i, acc / sum * a.value_scale);
             continue;
         }
         float *to = mr_partial_at(a, work.index, work.head + h);
@@ -149,8 +241,46 @@ __device__ static inline void mr_store_sums(const mr_split_args &a, const mr_pac
     }
 }
 
+/* How keys and values are stored. */
+enum mr_packed_kv { MR_PACKED_SAME, MR_PACKED_E4M3, MR_PACKED_I8 };
+
+/* Probabilities of the warp's keys, whose values lie in shared memory or are on their way there;
+ * finds the next work meanwhile. */
+template <typename T, int D, mr_packed_kv KV>
+__device__ static inline void
+mr_packed_keys(const mr_split_args &a, const mr_packed_work &work, uint64_t next_number,
+               mr_packed_work &next, uint32_t values, float (&s)[KEYS / 8][4], mr_packed_rows &rows)
+{
+    const uint32_t first = work.item.split * MR_CUDA_SPLIT_KEYS + threadIdx.x / 32 * KEYS;
+    mr_packed_queries<D> q;
+    if constexpr (KV == MR_PACKED_SAME) {
+        uint4 keys[KEYS / 8][D / 32];
+        mr_fetch_work<T, D>(a, work, values, keys, q);
+        mr_find_work(a, next_number, next);
+        mr_find_row(a, next);
+        mr_score_keys<T, D>(q, keys, s);
+        mr_weigh(a.p.scale, a.p.soft_cap, work.range, first, s, rows);
+    } else {
+        constexpr bool I8 = KV == MR_PACKED_I8;
+        mr_packed_codes<D> codes;
+        mr_fetch_codes<D, I8>(a, work, codes);
+        mr_load_queries<T, D>(a, work.item.token, work.head, work.heads, q);
+        mr_find_work(a, next_number, next);
+        mr_find_row(a, next);
+        mr_score_codes<T, D, I8>(q, codes, s);
+        if (I8) {
+            mr_times_keys(codes.key_scale, s);
+        }
+        mr_weigh(a.p.scale, a.p.soft_cap, work.range, first, s, rows);
+        if (I8) {
+            mr_times_keys(codes.value_scale, s);
+        }
+        mr_store_values<T, D, I8>(codes, values);
+    }
+}
+
 /* Runs `work`, and finds the next while its keys and values are on their way. */
-template <typename T, int D>
+template <typename T, int D, mr_packed_kv KV>
 __device__ static inline void mr_run_packed(const mr_split_args &a, const mr_packed_work &work,
                                             uint64_t next_number, mr_packed_work &next,
                                             uint8_t *shared, uint32_t *arrived)
@@ -158,17 +288,10 @@ __device__ static inline void mr_run_packed(const mr_split_args &a, const mr_pac
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t values =
         static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * KEYS * D * 2;
-    uint4 keys[KEYS / 8][D / 32];
-    mr_packed_queries<D> q;
-    __syncthreads(); /* the work before may still be merged */
-    mr_fetch_work<T, D>(a, work, values, keys, q);
-    mr_find_work(a, next_number, next);
-    mr_find_row(a, next);
-
     float s[KEYS / 8][4];
     mr_packed_rows rows;
-    mr_score_keys<T, D>(q, keys, s);
-    mr_weigh(a.p.scale, a.p.soft_cap, work.range, work.item.split * MR_CUDA_SPLIT_KEYS + warp * KEYS, s, rows);
+    __syncthreads(); /* the work before may still be merged */
+    mr_packed_keys<T, D, KV>(a, work, next_number, next, values, s, rows);
     float out[D / 8][4] = {};
     mr_wait_copies<0>();
     __syncwarp();
@@ -182,7 +305,7 @@ __device__ static inline void mr_run_packed(const mr_split_args &a, const mr_pac
                    arrived);
 }
 
-template <typename T, int D>
+template <typename T, int D, mr_packed_kv KV>
 __global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(mr_split_args a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -197,7 +320,7 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(
     for (uint64_t number = blockIdx.x; number < end; number += gridDim.x) {
         mr_packed_work next;
         if (work.runs) {
-            mr_run_packed<T, D>(a, work, number + gridDim.x, next, shared, &arrived);
+            mr_run_packed<T, D, KV>(a, work, number + gridDim.x, next, shared, &arrived);
         } else {
             mr_find_work(a, number + gridDim.x, next);
             mr_find_row(a, next);
@@ -206,26 +329,36 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(
     }
 }
 
-template <typename T, int D> static int launch(mr_cuda_context *context, const mr_split_args &a)
+template <typename T, int D, mr_packed_kv KV>
+static int launch(mr_cuda_context *context, const mr_split_args &a)
 {
     /* Values need KEYS rows of 2 bytes a warp, sums HEADS rows of 4 bytes and a little. */
     const int bytes = WARPS * (KEYS * D * 2 + HEADS * 8);
     const cudaError_t code = cudaFuncSetAttribute(
-        mr_attention_packed_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        mr_attention_packed_kernel<T, D, KV>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (code != cudaSuccess) {
         return code;
     }
-    return mr_launch(context, mr_attention_packed_kernel<T, D>, mr_split_blocks(context, a, 2),
+    return mr_launch(context, mr_attention_packed_kernel<T, D, KV>, mr_split_blocks(context, a, 2),
                      THREADS, bytes, a);
+}
+
+template <typename T, int D> static int choose(mr_cuda_context *context, const mr_split_args &a)
+{
+    if (a.p.kv.type == MR_DTYPE_F8_E4M3) {
+        return launch<T, D, MR_PACKED_E4M3>(context, a);
+    }
+    return a.p.kv.type == MR_DTYPE_I8 ? launch<T, D, MR_PACKED_I8>(context, a)
+                                      : launch<T, D, MR_PACKED_SAME>(context, a);
 }
 
 int mr_cuda_attention_packed_run(mr_cuda_context *context, mr_split_args *a)
 {
     a->chunks = mr_ceil_div(a->share, HEADS);
     if (a->p.type == MR_DTYPE_F16) {
-        return a->p.kv.width == 64 ? launch<__half, 64>(context, *a)
-                                   : launch<__half, 128>(context, *a);
+        return a->p.kv.width == 64 ? choose<__half, 64>(context, *a)
+                                   : choose<__half, 128>(context, *a);
     }
-    return a->p.kv.width == 64 ? launch<__nv_bfloat16, 64>(context, *a)
-                               : launch<__nv_bfloat16, 128>(context, *a);
+    return a->p.kv.width == 64 ? choose<__nv_bfloat16, 64>(context, *a)
+                               : choose<__nv_bfloat16, 128>(context, *a);
 }
