@@ -6,7 +6,8 @@
 
 BUNDLE_DIR has bin/millrace and, for the tests, bin/test_gpu_*. The large models have random weights
 (load_format: random). Ceilings are measured with PyTorch where it is there, and profiles are Nsight
-Compute's. Parts: tests, model, serve, ceilings, 8b, smollm2, profile, and those of gpu_checks.py.
+Compute's. Parts: tests, model, serve, ceilings, 8b, smollm2, profile, and those of gpu_checks.py and
+gpu_fp8.py.
 """
 import argparse
 import csv
@@ -19,6 +20,7 @@ import tempfile
 import time
 
 import gpu_checks
+import gpu_fp8
 from gpu_tools import run, say, settings, shape_dir
 
 HERE = pathlib.Path(__file__).resolve().parent
@@ -199,7 +201,7 @@ def main():
     if "profile" in parts:
         result["profile"] = profile(a.bundle, "8b", a.set)
         save()
-    for name, part in gpu_checks.PARTS.items():
+    for name, part in {**gpu_checks.PARTS, **gpu_fp8.PARTS}.items():
         if name in parts and name not in result:
             result[name] = part(a.bundle, a.set)
             save()

@@ -35,8 +35,11 @@ def settings(pairs):
 
 
 def model_config(shape):
+    """Of "8b", "smollm2"; with "-fp8" behind it the weights but the vocabulary's are FP8."""
+    fp8 = {"quant_method": "fp8", "activation_scheme": "dynamic", "modules_to_not_convert": ["lm_head"]}
     return dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5,
-                torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[shape])
+                torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[shape.removesuffix("-fp8")],
+                **({"quantization_config": fp8} if shape.endswith("-fp8") else {}))
 
 
 def shape_dir(shape):

@@ -42,7 +42,7 @@ typedef struct mr_exec_options {
     uint32_t max_context; /* positions a sequence may have */
     uint32_t block_size;  /* tokens a KV block */
     uint32_t n_blocks;    /* blocks of the pool, block 0 included */
-    mr_dtype kv_dtype;    /* F32, F16, BF16 or I8: kv_layout.h */
+    mr_dtype kv_dtype;    /* F32, F16, BF16, F8_E4M3 or I8: kv_layout.h */
     bool keep_logits;     /* step outputs carry [R][V] logits */
 } mr_exec_options;
 

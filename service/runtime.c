@@ -51,6 +51,11 @@ static mr_status open_cpu(mr_runtime *runtime, mr_error *err)
         return mr_fail_field(err, MR_FAILED_PRECONDITION, "compute",
                              "compute=%s is for GPUs, and none is used: take auto or f32", compute);
     }
+    if (strcmp(runtime->config.kv_cache_dtype, "fp8") == 0) {
+        return mr_fail_field(err, MR_FAILED_PRECONDITION, "kv_cache_dtype",
+                             "kv_cache_dtype=fp8 is for GPUs, and none is used: take auto, f32, "
+                             "f16, bf16 or int8");
+    }
     const mr_cpu_options options = {
         .compute = strcmp(compute, "f32") == 0 ? MR_COMPUTE_F32 : MR_COMPUTE_AUTO,
         .isa = MR_CPU_ISA_AUTO,
@@ -132,7 +137,10 @@ static mr_dtype kv_dtype(const mr_config *config)
     static const struct {
         const char *name;
         mr_dtype dtype;
-    } types[] = {{"f32", MR_DTYPE_F32}, {"f16", MR_DTYPE_F16}, {"int8", MR_DTYPE_I8}};
+    } types[] = {{"f32", MR_DTYPE_F32},
+                 {"f16", MR_DTYPE_F16},
+                 {"int8", MR_DTYPE_I8},
+                 {"fp8", MR_DTYPE_F8_E4M3}};
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         if (strcmp(config->kv_cache_dtype, types[i].name) == 0) {
             return types[i].dtype;

@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/log.h"
+#include "kernels/kv_layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +17,10 @@ static mr_cuda_exec *exec_of(mr_exec *base)
 static mr_status check_options(const mr_plan *plan, const mr_exec_options *o, mr_error *err)
 {
     MR_TRY(mr_exec_options_check(plan, o, err));
-    if (o->kv_dtype != MR_DTYPE_F32 && o->kv_dtype != MR_DTYPE_F16 &&
-        o->kv_dtype != MR_DTYPE_BF16) {
+    if (!mr_kv_dtype_known(o->kv_dtype)) {
         return mr_fail_field(err, MR_UNIMPLEMENTED, "kv_cache_dtype",
-                             "the CUDA backend keeps keys and values as f32, f16 or bf16 so far");
+                             "the CUDA backend keeps keys and values as f32, f16, bf16, fp8 or "
+                             "int8");
     }
     return MR_OK;
 }
@@ -127,10 +128,14 @@ static void carve(mr_cuda_exec *exec)
     for (uint32_t i = 0; i < plan->n_buffers; i++) {
         exec->buffers[i] = take(exec, buffer_bytes(exec, i));
     }
+    exec->codes = take(exec, (uint64_t)o->max_tokens * s->coded_width);
+    exec->row_scales = take(exec, s->coded_width > 0 ? (uint64_t)o->max_tokens * 4 : 0);
     exec->block_tables = take(exec, s->table_bytes);
     exec->history = take(exec, (uint64_t)o->max_seqs * o->max_context * 4);
     exec->partials = take(exec, (uint64_t)s->launch_items * heads * (plan->kv.head_width + 2) * 4);
     exec->counters = take(exec, o->max_tokens * heads * 4);
+    exec->layers_at = take(exec, plan->kv.layers * sizeof(mr_cuda_decode_layer));
+    exec->sync = take(exec, MR_CUDA_DECODE_SYNC * sizeof(uint32_t));
     exec->scaled = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
     exec->counts = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
     exec->stage = take(exec, s->stage.bytes);
@@ -241,6 +246,8 @@ static bool fuses(const mr_cuda_exec *exec, uint32_t index)
 
 static void find_fusions(mr_cuda_exec *exec)
 {
+    mr_cuda_coded_ops(exec->plan, exec->weights, exec->coded);
+    mr_cuda_raw_ops(exec->plan, exec->weights, exec->coded, exec->raw);
     for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
         if (exec->plan->ops[i].kind == MR_OP_LINEAR) {
             exec->adjoin[i] = mr_cuda_weights_adjoin(exec->weights, &exec->plan->ops[i].linear);
@@ -323,6 +330,8 @@ static void destroy(mr_exec *base)
     free(exec->ropes);
     free(exec->fused);
     free(exec->adjoin);
+    free(exec->coded);
+    free(exec->raw);
     free(exec->delta_step);
     free(exec);
 }
@@ -349,8 +358,10 @@ static bool make_arrays(mr_cuda_exec *exec)
     exec->ropes = mr_calloc((size_t)plan->n_ropes + 1, sizeof(*exec->ropes));
     exec->fused = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->fused));
     exec->adjoin = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->adjoin));
+    exec->coded = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->coded));
+    exec->raw = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->raw));
     return exec->types != NULL && exec->buffers != NULL && exec->ropes != NULL &&
-           exec->fused != NULL && exec->adjoin != NULL;
+           exec->fused != NULL && exec->adjoin != NULL && exec->coded != NULL && exec->raw != NULL;
 }
 
 static mr_status build(mr_cuda_exec *exec, mr_error *err)
@@ -369,7 +380,8 @@ static mr_status build(mr_cuda_exec *exec, mr_error *err)
     exec->mark = backend->slab.used;
     carve(exec);
     find_fusions(exec);
-    const mr_status status = fill(exec, err);
+    mr_status status = fill(exec, err);
+    status = status == MR_OK ? mr_cuda_layers_find(exec, err) : status;
     exec->end = backend->slab.used;
     MR_TRY(status);
     MR_TRY(make_host(exec, err));

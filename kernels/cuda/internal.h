@@ -4,9 +4,12 @@
  *
  *   module.c   finds libmillrace-cuda.so
  *   slab.c     the GPU's memory: one allocation, given out from the bottom
- *   weights.c  where each weight lies, conversion and upload
+ *   place.c    where each weight lies
+ *   weights.c  their conversion and upload
+ *   coded.c    which matrices stay F8_E4M3, and who rounds rows for them
  *   layout.c   sizes of everything an executor has; where a step's arrays lie in the staging area
  *   exec.c     makes an executor
+ *   fuse.c     layers that one launch runs
  *   launch.c   the plan's operators as calls of the table
  *   step.c     submit, wait, graphs
  *   transfer.c KV blocks to and from host memory
@@ -62,10 +65,18 @@ MR_MUST_USE mr_status mr_cuda_module_open(const char *path, void **module, const
 MR_MUST_USE mr_status mr_cuda_check(mr_cuda_backend *backend, int code, const char *what,
                                     mr_error *err);
 
-/* Bytes of an element of F32, F16 or BF16. */
+/* Bytes of an element of F32, F16, BF16, F8_E4M3 or I8. */
 static inline uint32_t mr_cuda_size(mr_dtype type)
 {
-    return type == MR_DTYPE_F32 ? 4 : 2;
+    return type == MR_DTYPE_F32 ? 4 : type == MR_DTYPE_F8_E4M3 || type == MR_DTYPE_I8 ? 1 : 2;
+}
+
+/* Whether the GPU multiplies F8_E4M3 by F8_E4M3 with a scale a row and an output. How that sums
+ * depends on the number of rows. */
+static inline bool mr_cuda_takes_codes(const mr_cuda_backend *backend)
+{
+    return backend->properties.major == 9 && backend->compute != MR_DTYPE_F32 &&
+           !backend->batch_invariant;
 }
 
 /* ---- weights ---- */
@@ -74,9 +85,11 @@ typedef struct mr_cuda_weight {
     uint32_t n;
     uint32_t k;
     bool vector;     /* float32 [n · k], else [n][k] of the compute type */
+    bool coded;      /* [n][k] F8_E4M3, with float32 [n] scales */
     bool used;       /* by some operator; others take no memory */
     uint64_t offset; /* of the weights' memory */
     uint64_t bytes;
+    uint64_t scales; /* offset; those of parts that lie side by side do too */
 } mr_cuda_weight;
 
 typedef struct mr_cuda_weights {
@@ -94,9 +107,9 @@ typedef struct mr_cuda_weights {
 
 #define MR_CUDA_NONE UINT64_MAX
 
-/* Decides where everything lies: the parts of one linear operator side by side where they can. No
- * memory is taken. */
-MR_MUST_USE mr_status mr_cuda_weights_place(const mr_plan *plan, mr_dtype compute,
+/* Decides where everything lies: the parts of one linear operator side by side where they can, and
+ * with `codes` F8_E4M3 as it is. No memory is taken. */
+MR_MUST_USE mr_status mr_cuda_weights_place(const mr_plan *plan, mr_dtype compute, bool codes,
                                             mr_cuda_weights **out, mr_error *err);
 MR_MUST_USE mr_status mr_cuda_weights_create(mr_cuda_backend *backend, const mr_plan *plan,
                                              mr_progress_fn progress, void *progress_ctx,
@@ -105,10 +118,48 @@ void mr_cuda_weights_destroy(mr_cuda_backend *backend, mr_cuda_weights *weights)
 /* Whether the parts of the operator lie side by side: one product computes them all. */
 bool mr_cuda_weights_adjoin(const mr_cuda_weights *weights, const mr_op_linear *op);
 
+static inline mr_dtype mr_cuda_weight_type(const mr_cuda_weights *w, const mr_cuda_weight *item)
+{
+    return item->vector ? MR_DTYPE_F32 : item->coded ? MR_DTYPE_F8_E4M3 : w->compute;
+}
+
+/* Outputs of all parts of a linear operator. */
+static inline uint64_t mr_cuda_outputs_of(const mr_plan *plan, const mr_op_linear *op)
+{
+    uint64_t n = 0;
+    for (uint32_t part = 0; part < op->parts; part++) {
+        n += plan->weights[op->weight[part]].n;
+    }
+    return n;
+}
+
 static inline mr_cuda_ptr mr_cuda_weight_at(const mr_cuda_weights *weights, mr_weight_id id)
 {
     return id == MR_NO_WEIGHT ? 0 : weights->base + weights->items[id].offset;
 }
+
+/* Scales of a matrix that stays in codes; 0: it does not. */
+static inline mr_cuda_ptr mr_cuda_weight_scales(const mr_cuda_weights *weights, mr_weight_id id)
+{
+    return weights->items[id].coded ? weights->base + weights->items[id].scales : 0;
+}
+
+/* ---- codes ---- */
+
+/* Which weights stay in codes; coded: [n_weights]. */
+void mr_cuda_coded_weights(const mr_plan *plan, bool *coded);
+/* coded: [n_ops], set for products with such weights, and for operators that make the rows of the
+ * next one alone and can round them. */
+void mr_cuda_coded_ops(const mr_plan *plan, const mr_cuda_weights *weights, bool *coded);
+/* raw: [n_ops], the index of a product whose scales the operator behind it can apply, for both;
+ * else MR_CUDA_NO_OP. */
+void mr_cuda_raw_ops(const mr_plan *plan, const mr_cuda_weights *weights, const bool *coded,
+                     uint32_t *raw);
+#define MR_CUDA_NO_OP UINT32_MAX
+/* No such product has more inputs; 0 without one. */
+uint32_t mr_cuda_coded_width(const mr_plan *plan);
+/* The scale that the checkpoint gives all rows of a product, the largest of its parts'; 0: none. */
+float mr_cuda_coded_scale(const mr_plan *plan, const mr_op_linear *op);
 
 /* ---- layout ---- */
 
@@ -151,6 +202,7 @@ typedef struct mr_cuda_sizes {
     uint32_t max_splits;   /* of a token's attention */
     uint32_t launch_items; /* of one launch of split attention */
     uint32_t workers;      /* of sampling */
+    uint32_t coded_width;  /* of rows that are rounded for products; 0: none are */
     uint64_t kv_plane_bytes;
     uint64_t kv_block_bytes;
     uint64_t table_bytes; /* block tables of all groups */
@@ -180,6 +232,15 @@ typedef struct mr_cuda_captured {
     bool warm; /* the bucket has run once without a graph: nothing is set up while capturing */
 } mr_cuda_captured;
 
+/* Operators [begin, end), all layers of the plan, which one launch can run. */
+typedef struct mr_cuda_layers {
+    uint32_t begin;
+    uint32_t end;
+    uint32_t rows;       /* for steps of up to so many tokens; 0: for none */
+    bool gathered;       /* the last layer's second half has the logit rows only */
+    mr_cuda_decode call; /* but for what differs from step to step */
+} mr_cuda_layers;
+
 /* A step that was submitted. */
 typedef struct mr_cuda_flight {
     uint64_t step;
@@ -201,12 +262,19 @@ typedef struct mr_cuda_exec {
     mr_cuda_ptr *ropes;   /* [n_ropes] */
     bool *fused;          /* [n_ops] a gated operator that its linear can take over */
     bool *adjoin;         /* [n_ops] of linear operators */
+    mr_cuda_layers layers;
+    bool *coded;          /* [n_ops] mr_cuda_coded_ops */
+    uint32_t *raw;        /* [n_ops] mr_cuda_raw_ops */
 
     mr_cuda_ptr kv;
     mr_cuda_ptr block_tables;
     mr_cuda_ptr history;
+    mr_cuda_ptr codes;      /* [T][coded_width]: rows of the product under way, */
+    mr_cuda_ptr row_scales; /* f32 [T], and their scales */
     mr_cuda_ptr partials;
     mr_cuda_ptr counters;
+    mr_cuda_ptr layers_at; /* mr_cuda_decode_layer [kv layers] */
+    mr_cuda_ptr sync;      /* u32 [MR_CUDA_DECODE_SYNC] */
     mr_cuda_ptr scaled;
     mr_cuda_ptr counts;
     mr_cuda_ptr stage;   /* on the device */
@@ -268,6 +336,11 @@ typedef struct mr_cuda_step {
     uint32_t n_items; /* real */
     bool graph;       /* counts on the device decide, not these */
 } mr_cuda_step;
+
+/* fuse.c. Looks for layers that one launch can run, when all else of the executor is there. */
+MR_MUST_USE mr_status mr_cuda_layers_find(mr_cuda_exec *exec, mr_error *err);
+bool mr_cuda_layers_take(const mr_cuda_exec *exec, const mr_cuda_step *step);
+int mr_cuda_layers_launch(mr_cuda_exec *exec, const mr_cuda_step *step);
 
 /* launch.c. Queues the plan; gives the first failing code and what it was of. */
 int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **what);

@@ -80,6 +80,9 @@ static int init_context(mr_cuda_context *context)
     for (uint32_t i = 0; code == 0 && i < MR_CUDA_TRANSFERS; i++) {
         code = cudaEventCreateWithFlags(&context->transfers[i], cudaEventDisableTiming);
     }
+    if (code == 0) {
+        code = mr_cuda_attention_open(context);
+    }
     return code == 0 ? mr_cuda_gemm_open(context) : code;
 }
 
@@ -306,10 +309,14 @@ static mr_cuda_api make_api()
     api.attention_split = mr_cuda_attention_split_run;
     api.attention_tiles = mr_cuda_attention_tiles_run;
     api.gated = mr_cuda_pointwise_gated;
+    api.quantize = mr_cuda_quantize_rows;
     api.activate = mr_cuda_pointwise_activate;
     api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;
     api.block_move = mr_cuda_pointwise_block_move;
+    api.decode_rows = mr_cuda_decode_rows;
+    api.decode_maps = mr_cuda_decode_make_maps;
+    api.decode = mr_cuda_decode_run;
     api.transfer_begin = transfer_begin;
     api.transfer_block = transfer_block;
     api.transfer_end = transfer_end;

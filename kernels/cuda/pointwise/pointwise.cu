@@ -149,7 +149,7 @@ __global__ static void mr_norm_wide_kernel(mr_cuda_norm p, float *stream, const 
         if (i < p.width) {
             x[v] = mr_load4(stream + base + i);
             if (in != nullptr) {
-                const float4 y = mr_load4(in + base + i);
+                const float4 y = mr_scaled4(mr_load4(in + base + i), p.raw, blockIdx.x, i);
                 x[v] = make_float4(x[v].x + y.x, x[v].y + y.y, x[v].z + y.z, x[v].w + y.w);
                 mr_store4(stream + base + i, x[v]);
             }
@@ -198,7 +198,7 @@ __global__ static void mr_norm_any_kernel(mr_cuda_norm p, float *stream, const T
     for (uint32_t i = threadIdx.x; i < p.width; i += blockDim.x) {
         float v = stream[base + i];
         if (in != nullptr) {
-            v += mr_to_float(in[base + i]);
+            v += mr_to_float(in[base + i]) * mr_raw_scale(p.raw, blockIdx.x, i);
             stream[base + i] = v;
         }
         sum += p.kind == MR_NORM_RMS ? v * v : v;
@@ -224,6 +224,9 @@ __global__ static void mr_norm_any_kernel(mr_cuda_norm p, float *stream, const T
 
 int mr_cuda_pointwise_norm(mr_cuda_context *context, const mr_cuda_norm *p)
 {
+    if (p->coded.codes != 0) {
+        return mr_cuda_quantize_norm(context, p);
+    }
     float *stream = mr_at<float>(p->stream);
     const float *gain = mr_at<const float>(p->gain);
     const float *bias = mr_at<const float>(p->bias);
@@ -289,6 +292,9 @@ __global__ static void mr_gated_wide_kernel(mr_cuda_gated p, const uint4 *in, ui
 
 int mr_cuda_pointwise_gated(mr_cuda_context *context, const mr_cuda_gated *p)
 {
+    if (p->coded.codes != 0) {
+        return mr_cuda_quantize_gated(context, p);
+    }
     if (p->type == MR_DTYPE_F32 || p->width % 8 != 0) {
         const dim3 grid(p->rows, mr_ceil_div(p->width, THREADS));
         MR_CUDA_DISPATCH(p->type, T,

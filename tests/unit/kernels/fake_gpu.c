@@ -27,6 +27,7 @@ void fake_clear_trace(void)
 {
     fake.n_trace = 0;
     fake.n_linears = 0;
+    fake.n_norms = 0;
     fake.n_attentions = 0;
 }
 
@@ -219,6 +220,15 @@ static int linear(mr_cuda_context *context, const mr_cuda_linear *p)
     return launch("linear");
 }
 
+static int norm(mr_cuda_context *context, const mr_cuda_norm *p)
+{
+    (void)context;
+    if (fake.n_norms < FAKE_TRACE) {
+        fake.norms[fake.n_norms++] = *p;
+    }
+    return launch("norm");
+}
+
 static int attention(const mr_cuda_attention *p, const char *name)
 {
     if (fake.n_attentions < FAKE_TRACE) {
@@ -239,6 +249,31 @@ static int attention_tiles(mr_cuda_context *context, const mr_cuda_attention *p)
     return attention(p, "attention_tiles");
 }
 
+static uint32_t decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
+{
+    (void)context;
+    fake.asked = *p;
+    return fake.decode_rows;
+}
+
+static int decode_maps(mr_cuda_context *context, const mr_cuda_decode *p,
+                       mr_cuda_decode_layer *layers)
+{
+    (void)context;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        layers[i].maps[0][0] = i + 1;
+        fake.maps++;
+    }
+    return call("decode_maps");
+}
+
+static int decode(mr_cuda_context *context, const mr_cuda_decode *p)
+{
+    (void)context;
+    fake.decoded = *p;
+    return launch("decode");
+}
+
 #define LAUNCH(name)                                                                               \
     static int name(mr_cuda_context *context, const mr_cuda_##name *p)                             \
     {                                                                                              \
@@ -249,11 +284,11 @@ static int attention_tiles(mr_cuda_context *context, const mr_cuda_attention *p)
 
 LAUNCH(prepare)
 LAUNCH(embed)
-LAUNCH(norm)
 LAUNCH(rope_table)
 LAUNCH(head_norm)
 LAUNCH(rope_kv)
 LAUNCH(gated)
+LAUNCH(quantize)
 LAUNCH(activate)
 LAUNCH(gather)
 LAUNCH(sample)
@@ -329,10 +364,14 @@ const mr_cuda_api *fake_api(void)
         .attention_split = attention_split,
         .attention_tiles = attention_tiles,
         .gated = gated,
+        .quantize = quantize,
         .activate = activate,
         .gather = gather,
         .sample = sample,
         .block_move = block_move,
+        .decode_rows = decode_rows,
+        .decode_maps = decode_maps,
+        .decode = decode,
         .transfer_begin = transfer_begin,
         .transfer_block = transfer_block,
         .transfer_end = transfer_end,
