@@ -483,6 +483,22 @@ __device__ static inline void mr_run_stage(const mr_split_args &a, const mr_stre
     mr_sum_stage<T, D>(s, values, out);
 }
 
+/* Waits for the n-th stage of a piece whose first is `ring`; gives its number. A barrier tells only
+ * the phase it is in from the one before: one that is used again is waited for again and again. */
+template <int D>
+__device__ static inline uint32_t mr_await_stage(const mr_stream_args &a,
+                                                 const mr_stream_room<D> &room, mr_stream_ring ring,
+                                                 uint32_t n, uint32_t shared)
+{
+    ring.advance(n % a.stages, a.stages);
+    mr_barrier_wait(shared + room.full(ring.stage), ring.parity);
+    for (; n >= a.stages; n -= a.stages) {
+        ring.parity ^= 1;
+        mr_barrier_wait(shared + room.full(ring.stage), ring.parity);
+    }
+    return ring.stage;
+}
+
 template <typename T, int D>
 __device__ static inline void mr_compute(const mr_stream_args &a, const mr_stream_room<D> &room,
                                          uint8_t *memory, uint32_t shared, uint32_t *arrived)
@@ -504,14 +520,12 @@ __device__ static inline void mr_compute(const mr_stream_args &a, const mr_strea
         mr_stream_heads heads;
         float out[D / 16][4] = {};
         if (mine) {
-            mr_stream_ring here = ring;
-            here.advance(warp - from, a.stages);
-            mr_barrier_wait(shared + room.full(here.stage), here.parity);
+            const uint32_t stage = mr_await_stage(a, room, ring, warp - from, shared);
             mr_run_stage<T, D>(a.split, piece, shared + room.queries + n % AHEAD * room.QUERIES,
-                               shared + here.stage * room.STAGE, base + warp * KEYS, heads, out);
+                               shared + stage * room.STAGE, base + warp * KEYS, heads, out);
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
-                mr_barrier_arrive(shared + room.empty(here.stage));
+                mr_barrier_arrive(shared + room.empty(stage));
             }
         }
         __syncwarp();

@@ -249,11 +249,7 @@ __device__ static inline void mr_start_values(const uint32_t (&weights)[KEYS / 4
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++) {
         mr_multiply_turned(T(), out, weights + 4 * k,
-#ifdef V_SWAP
-                           mr_operand(values + k * 2 * (D / 64) * 1024, D / 64 * 1024, 1024));
-#else
                            mr_operand(values + k * 2 * (D / 64) * 1024, 1024, D / 64 * 1024));
-#endif
     }
     mr_products_commit();
 }
@@ -320,18 +316,6 @@ __device__ static inline void mr_soften(float factor, float (&s)[KEYS / 2], mr_s
         }
         rows.sum[h] = rows.sum[h] * fade[h] + sum;
     }
-}
-
-/* Keeps the assembler from putting a softmax off until the products before it are done: the next
- * wait comes after an instruction (never run: sums are not negative) that needs the sum. */
-__device__ static inline void mr_hold(float sum)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.lt.f32 p, %0, 0f00000000;\n"
-                 "@p nanosleep.u32 1;\n"
-                 "}\n" ::"f"(sum)
-                 : "memory");
 }
 
 template <typename T>
@@ -468,26 +452,19 @@ template <typename T, int D, bool CAPPED> struct mr_consumer {
     {
         const uint32_t t = turn + i;
         await(t, 0);
-#ifndef V_NOPP
         mr_named_sync(1 + group, GROUPS * 128);
-#endif
         mr_pin(s);
         mr_products_begin();
         mr_start_scores<T, D>(queries(), tile(t, 0), s);
         await(t - 1, 1);
         mr_products_begin();
         mr_start_values<T, D>(weights, tile(t - 1, 1), out);
-#ifndef V_NOPP
         mr_named_arrive(2 - group, GROUPS * 128);
-#endif
         mr_products_wait<1>();
         mr_pin(s);
         leave(t, 0);
         float fade[2];
         soften<MASKED>(i, fade);
-#ifndef V_NOHOLD
-        mr_hold(rows.sum[0] + rows.sum[1]);
-#endif
         mr_products_wait<0>();
         mr_pin(out);
         leave(t - 1, 1);
@@ -555,11 +532,9 @@ __device__ static inline void mr_consume(const mr_warpgroup_args &a, uint8_t *me
     const mr_barriers<D> barriers = {shared + room::BARRIERS};
     uint8_t *results = memory + room::RESULTS + row * D * 2;
     mr_consumer<T, D, CAPPED> consumer(a, shared, group);
-#ifndef V_NOPP
     if (group == 1) {
         mr_named_arrive(1, GROUPS * 128); /* the first goes first */
     }
-#endif
     for (uint32_t n = 0;; n++) {
         mr_barrier_wait(barriers.full_queries(), n % 2);
         const mr_pair pair =
@@ -570,11 +545,9 @@ __device__ static inline void mr_consume(const mr_warpgroup_args &a, uint8_t *me
         consumer.run(pair);
         mr_store_pair<T, D>(a, pair, row, results, consumer.out, consumer.rows);
     }
-#ifndef V_NOPP
     if (group == 0) {
         mr_named_sync(1, GROUPS * 128);
     }
-#endif
 }
 
 template <int D> __device__ static inline void mr_init_barriers(uint32_t shared)

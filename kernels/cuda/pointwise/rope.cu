@@ -128,18 +128,19 @@ __global__ static void mr_rope_kv_kernel(mr_cuda_rope_kv p, T *qkv, const float2
 }
 
 /* The usual case: a type of 2 bytes, in the cache too, and every pair of a head is rotated or none
- * is. A thread takes 8 pairs of a head, which are two vectors of it. What is read before the wait
- * is older than this step's kernels. */
+ * is. Blocks (token, part of its heads), neighbours in memory side by side. A thread takes 8 pairs
+ * of a head, which are two vectors of it. What is read before the wait is older than this step's
+ * kernels. */
 template <typename T>
-__global__ static void mr_rope_kv_wide_kernel(mr_cuda_rope_kv p, uint4 *qkv, const float4 *table,
-                                              const uint32_t *positions, const uint32_t *kv_slot,
-                                              uint4 *keys, uint4 *values)
+__global__ static void mr_rope_kv_wide_kernel(mr_cuda_rope_kv p, uint32_t parts, uint4 *qkv,
+                                              const float4 *table, const uint32_t *positions,
+                                              const uint32_t *kv_slot, uint4 *keys, uint4 *values)
 {
     mr_let_next_come();
-    const uint32_t t = blockIdx.x;
+    const uint32_t t = blockIdx.x / parts;
     const uint32_t vectors = p.kv.width / 8; /* of a head */
     const uint32_t heads = p.heads + 2 * p.kv.heads;
-    const uint32_t i = blockIdx.y * blockDim.x + threadIdx.x;
+    const uint32_t i = blockIdx.x % parts * blockDim.x + threadIdx.x;
     const uint32_t head = i / (vectors / 2);
     const uint32_t unit = i % (vectors / 2);
     const bool turns = table != nullptr && head < p.heads + p.kv.heads;
@@ -200,7 +201,7 @@ template <typename T> static int rope_wide(mr_cuda_context *context, const mr_cu
     const uint32_t units = (p->heads + 2 * p->kv.heads) * (p->kv.width / 16);
     const uint32_t parts = mr_ceil_div(units, THREADS);
     const uint32_t threads = mr_ceil_div(mr_ceil_div(units, parts), 32) * 32;
-    return mr_launch(context, mr_rope_kv_wide_kernel<T>, dim3(p->tokens, parts), threads, 0, *p,
+    return mr_launch(context, mr_rope_kv_wide_kernel<T>, p->tokens * parts, threads, 0, *p, parts,
                      mr_at<uint4>(p->qkv), mr_at<const float4>(p->table),
                      mr_at<const uint32_t>(p->positions), mr_at<const uint32_t>(p->kv_slot),
                      mr_at<uint4>(p->kv.keys), mr_at<uint4>(p->kv.values));
