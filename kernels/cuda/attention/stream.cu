@@ -19,14 +19,16 @@
 #include "kernels/cuda/attention/split.cuh"
 #include "kernels/cuda/device/wgmma.cuh"
 
-#define WARPS     8
-#define CONSUMERS (WARPS * 32)
-#define THREADS   (CONSUMERS + 32)
-#define KEYS      32 /* of a stage */
-#define HEADS     MR_STREAM_HEADS
-#define AHEAD     4 /* pieces whose queries are there */
-#define LOG2E     1.4426950408889634f
+#define WARPS       8
+#define CONSUMERS   (WARPS * 32)
+#define THREADS     (CONSUMERS + 32)
+#define KEYS        32 /* of a stage */
+#define HEADS       MR_STREAM_HEADS
+#define AHEAD       4   /* pieces whose queries are there */
+#define MOST_SPLITS 512 /* of a token, whose weights have room among the warps' sums */
+#define LOG2E       1.4426950408889634f
 
+static_assert(MOST_SPLITS + 1 <= WARPS * (64 + 2), "weights have room");
 static_assert(WARPS * KEYS == MR_CUDA_SPLIT_KEYS, "the warps share a split");
 
 struct mr_stream_args {
@@ -69,23 +71,26 @@ template <int D> struct mr_stream_room {
         queries = (sums + WARPS * share * (D + 2) * 4 + 127) / 128 * 128;
         pieces = queries + AHEAD * QUERIES;
         barriers = pieces + AHEAD * PIECE;
-        bytes = barriers + (2 * AHEAD + 2 * stages) * 8;
+        bytes = barriers + (AHEAD * (WARPS + 2) + stages) * 8;
     }
+    /* Piece n and its queries are there; have been read. */
     __host__ __device__ uint32_t full_piece(uint32_t n) const
     {
-        return barriers + n % AHEAD * 16;
+        return barriers + n % AHEAD * ((WARPS + 2) * 8);
     }
     __host__ __device__ uint32_t empty_piece(uint32_t n) const
     {
         return full_piece(n) + 8;
     }
-    __host__ __device__ uint32_t full(uint32_t stage) const
+    /* A warp's stage of piece n is there. Every piece has a phase of every warp, with or without
+     * keys: so no barrier can be two phases ahead of who waits for it. */
+    __host__ __device__ uint32_t full(uint32_t n, uint32_t warp) const
     {
-        return barriers + AHEAD * 16 + stage * 16;
+        return full_piece(n) + 16 + warp * 8;
     }
     __host__ __device__ uint32_t empty(uint32_t stage) const
     {
-        return full(stage) + 8;
+        return barriers + AHEAD * ((WARPS + 2) * 8) + stage * 8;
     }
 };
 
@@ -195,28 +200,37 @@ __device__ static inline void mr_give_piece(const mr_stream_args &a, const mr_st
     __syncwarp();
 }
 
-/* Starts the copies of the keys and values that warps `from` … `to` − 1 take. */
+/* Starts the copies of a piece's keys and values. */
 template <int D>
 __device__ static inline void
 mr_give_keys(const mr_stream_args &a, const mr_stream_maps &maps, const mr_stream_room<D> &room,
-             uint32_t place, const mr_stream_piece &piece, mr_stream_ring &ring, uint32_t shared)
+             uint32_t place, const mr_stream_piece &piece, uint32_t n, mr_stream_ring &ring,
+             uint32_t shared)
 {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t base = piece.item.split * MR_CUDA_SPLIT_KEYS;
     const uint32_t size = 1u << a.shift;
     const uint32_t boxes = size < KEYS ? KEYS >> a.shift : 1;
-    for (uint32_t key = (piece.begin - base) / KEYS * KEYS; base + key < piece.end; key += KEYS) {
+    for (uint32_t warp = 0; warp < WARPS; warp++) {
+        const uint32_t key = warp * KEYS;
+        const uint32_t full = shared + room.full(n, warp);
+        if (base + key + KEYS <= piece.begin || base + key >= piece.end) {
+            if (lane == 0) {
+                mr_barrier_arrive(full);
+            }
+            continue;
+        }
         const uint32_t from =
             __shfl_sync(0xffffffffu, place, (key >> a.shift) + lane % boxes) + key % size / 8;
         mr_barrier_wait(shared + room.empty(ring.stage), ring.parity ^ 1);
         if (lane == 0) {
-            mr_barrier_expect(shared + room.full(ring.stage), room.STAGE);
+            mr_barrier_expect(full, room.STAGE);
         }
         __syncwarp();
         if (lane < 2 * boxes) {
             const uint32_t to = ring.stage * room.STAGE + lane * (room.TILE / boxes);
-            mr_copy_tile4(shared + to, lane < boxes ? &maps.keys : &maps.values,
-                          shared + room.full(ring.stage), static_cast<int32_t>(from));
+            mr_copy_tile4(shared + to, lane < boxes ? &maps.keys : &maps.values, full,
+                          static_cast<int32_t>(from));
         }
         ring.advance(1, a.stages);
     }
@@ -246,7 +260,7 @@ __device__ static inline void mr_stream(const mr_stream_args &a, const mr_stream
         const mr_stream_piece piece = mr_piece_of(a.split, plan);
         if (plan.item.split >= piece.first_split) { /* else out of this layer's window */
             mr_give_piece<D>(a, piece, room, n, memory, shared);
-            mr_give_keys<D>(a, maps, room, place, piece, ring, shared);
+            mr_give_keys<D>(a, maps, room, place, piece, n, ring, shared);
             n++;
         }
         place = mr_plan_block(a, next);
@@ -406,10 +420,40 @@ __device__ static inline void mr_meet()
     mr_named_sync(1, CONSUMERS);
 }
 
-/* All splits of a token are there: adds them up. */
+/* A warp finds by how much each split of its head fades, in `fades` [share][splits], and the sum
+ * behind them. */
+template <int D>
+__device__ static inline void mr_weigh_splits(const mr_split_args &a, const float *parts,
+                                              size_t stride, uint32_t splits, float *fades)
+{
+    const uint32_t head = threadIdx.x / 32;
+    const uint32_t lane = threadIdx.x % 32;
+    const float *mine = parts + head * (D + 2) + D;
+    float top = -CUDART_INF_F;
+    for (uint32_t i = lane; i < splits; i += 32) {
+        top = fmaxf(top, mine[i * stride]);
+    }
+#pragma unroll
+    for (int o = 16; o > 0; o /= 2) {
+        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
+    }
+    float sum = 0.0f;
+    for (uint32_t i = lane; i < splits; i += 32) {
+        const float fade = exp2f(mine[i * stride] - top); /* every split has a key */
+        fades[head * (splits + 1) + i] = fade;
+        sum += mine[i * stride + 1] * fade;
+    }
+    sum = mr_warp_sum(sum);
+    if (lane == 0) {
+        fades[head * (splits + 1) + splits] = sum;
+    }
+}
+
+/* All splits of a token are there: adds them up. `fades` is shared memory of the
+ * warps' sums, which have been read. */
 template <int D>
 __device__ static inline void mr_join_splits(const mr_split_args &a, const mr_stream_piece &piece,
-                                             uint32_t head, uint32_t *arrived)
+                                             uint32_t head, float *fades, uint32_t *arrived)
 {
     uint32_t *counter = a.counters + static_cast<size_t>(piece.item.token) * a.p.heads + head;
     mr_meet();
@@ -428,19 +472,36 @@ __device__ static inline void mr_join_splits(const mr_split_args &a, const mr_st
     const float *parts = mr_partial_at(a, piece.item.base + piece.first_split, head);
     const size_t stride = static_cast<size_t>(a.p.heads) * (D + 2);
     const size_t out = (static_cast<size_t>(piece.item.token) * a.p.heads + head) * D;
+    if (piece.splits > MOST_SPLITS) {
+        for (uint32_t i = threadIdx.x; i < a.share * D; i += CONSUMERS) {
+            float max;
+            float sum;
+            const float acc =
+                mr_merge(parts + i / D * (D + 2), stride, piece.splits, D, i % D, &max, &sum);
+            mr_store_as(a.out, a.p.type, out + i, acc / sum);
+        }
+        return;
+    }
+    if (threadIdx.x / 32 < a.share) {
+        mr_weigh_splits<D>(a, parts, stride, piece.splits, fades);
+    }
+    mr_meet();
     for (uint32_t i = threadIdx.x; i < a.share * D; i += CONSUMERS) {
-        float max;
-        float sum;
-        const float acc =
-            mr_merge(parts + i / D * (D + 2), stride, piece.splits, D, i % D, &max, &sum);
-        mr_store_as(a.out, a.p.type, out + i, acc / sum);
+        const float *fade = fades + i / D * (piece.splits + 1);
+        const float *part = parts + i / D * (D + 2) + i % D;
+        float acc = 0.0f;
+#pragma unroll 16
+        for (uint32_t j = 0; j < piece.splits; j++) {
+            acc += part[j * stride] * fade[j];
+        }
+        mr_store_as(a.out, a.p.type, out + i, acc / fade[piece.splits]);
     }
 }
 
 /* The sums of warps `from` … `to` − 1 become the result, or the split's part of it. */
 template <int D>
 __device__ static inline void mr_join_warps(const mr_split_args &a, const mr_stream_piece &piece,
-                                            const float *sums, uint32_t from, uint32_t to,
+                                            float *sums, uint32_t from, uint32_t to,
                                             uint32_t *arrived)
 {
     const uint32_t line = a.share * (D + 2);
@@ -463,7 +524,7 @@ __device__ static inline void mr_join_warps(const mr_split_args &a, const mr_str
         }
     }
     if (piece.splits > 1) {
-        mr_join_splits<D>(a, piece, head, arrived);
+        mr_join_splits<D>(a, piece, head, sums, arrived);
     }
 }
 
@@ -481,22 +542,6 @@ __device__ static inline void mr_run_stage(const mr_split_args &a, const mr_stre
         mr_clear_stage<D>(values, piece.end - first);
     }
     mr_sum_stage<T, D>(s, values, out);
-}
-
-/* Waits for the n-th stage of a piece whose first is `ring`; gives its number. A barrier tells only
- * the phase it is in from the one before: one that is used again is waited for again and again. */
-template <int D>
-__device__ static inline uint32_t mr_await_stage(const mr_stream_args &a,
-                                                 const mr_stream_room<D> &room, mr_stream_ring ring,
-                                                 uint32_t n, uint32_t shared)
-{
-    ring.advance(n % a.stages, a.stages);
-    mr_barrier_wait(shared + room.full(ring.stage), ring.parity);
-    for (; n >= a.stages; n -= a.stages) {
-        ring.parity ^= 1;
-        mr_barrier_wait(shared + room.full(ring.stage), ring.parity);
-    }
-    return ring.stage;
 }
 
 template <typename T, int D>
@@ -520,12 +565,14 @@ __device__ static inline void mr_compute(const mr_stream_args &a, const mr_strea
         mr_stream_heads heads;
         float out[D / 16][4] = {};
         if (mine) {
-            const uint32_t stage = mr_await_stage(a, room, ring, warp - from, shared);
+            mr_stream_ring here = ring;
+            here.advance(warp - from, a.stages);
+            mr_barrier_wait(shared + room.full(n, warp), n / AHEAD % 2);
             mr_run_stage<T, D>(a.split, piece, shared + room.queries + n % AHEAD * room.QUERIES,
-                               shared + stage * room.STAGE, base + warp * KEYS, heads, out);
+                               shared + here.stage * room.STAGE, base + warp * KEYS, heads, out);
             __syncwarp();
             if (threadIdx.x % 32 == 0) {
-                mr_barrier_arrive(shared + room.empty(stage));
+                mr_barrier_arrive(shared + room.empty(here.stage));
             }
         }
         __syncwarp();
@@ -549,9 +596,11 @@ __device__ static inline void mr_init_stream(const mr_stream_room<D> &room, uint
     for (uint32_t i = 0; i < AHEAD; i++) {
         mr_barrier_init(shared + room.full_piece(i), 1);
         mr_barrier_init(shared + room.empty_piece(i), WARPS);
+        for (uint32_t warp = 0; warp < WARPS; warp++) {
+            mr_barrier_init(shared + room.full(i, warp), 1);
+        }
     }
     for (uint32_t i = 0; i < stages; i++) {
-        mr_barrier_init(shared + room.full(i), 1);
         mr_barrier_init(shared + room.empty(i), 1);
     }
     mr_barriers_ready();

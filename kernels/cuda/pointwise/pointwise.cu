@@ -261,6 +261,16 @@ template <typename T> __global__ static void mr_gated_kernel(mr_cuda_gated p, co
     }
 }
 
+template <typename T>
+__device__ static inline void mr_gate8(mr_activation activation, const T *gate, const T *up, T *out)
+{
+#pragma unroll
+    for (int j = 0; j < 8; j++) {
+        out[j] =
+            mr_from_float<T>(mr_activate(activation, mr_to_float(gate[j])) * mr_to_float(up[j]));
+    }
+}
+
 /* Eight elements a thread; width must be a multiple of 8 and T of 2 bytes. A row's blocks lie side
  * by side, as it does in memory. */
 template <typename T>
@@ -281,10 +291,10 @@ __global__ static void mr_gated_wide_kernel(mr_cuda_gated p, uint32_t parts, con
     } gate, up, result;
     gate.v = in[row * 2 * vectors + i];
     up.v = in[row * 2 * vectors + vectors + i];
-#pragma unroll
-    for (int j = 0; j < 8; j++) {
-        result.e[j] = mr_from_float<T>(mr_activate(p.activation, mr_to_float(gate.e[j])) *
-                                       mr_to_float(up.e[j]));
+    if (p.activation == MR_ACT_SILU) { /* decided once, not eight times */
+        mr_gate8<T>(MR_ACT_SILU, gate.e, up.e, result.e);
+    } else {
+        mr_gate8<T>(p.activation, gate.e, up.e, result.e);
     }
     out[row * vectors + i] = result.v;
 }
