@@ -11,7 +11,7 @@
  *           warps, in order
  *
  * Float32 scores and sums; probabilities are rounded to the type before they meet the values. A row
- * depends on its own keys only. sm_80 and later.
+ * depends on its own keys only. sm_80 and later; what stream.cu takes goes there.
  */
 #include "kernels/cuda/attention/split.cuh"
 #include "kernels/cuda/device/mma.cuh"
