@@ -166,11 +166,16 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     }
 }
 
+uint64_t mr_call_payload_bytes(const mr_call *call)
+{
+    return call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
+}
+
 mr_status mr_call_unpack(const mr_call *call, const ProtobufCMessageDescriptor *type,
                          ProtobufCMessage **out, mr_error *err)
 {
     const mr_server *server = call->queue->server;
-    const uint64_t bytes = call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
+    const uint64_t bytes = mr_call_payload_bytes(call);
     if (mr_flag_get(&server->ready) && bytes > server->max_message_bytes) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED,
                        "the request has %" PRIu64 " bytes and this server takes %" PRIu64

@@ -49,6 +49,8 @@ void mr_call_send(mr_call *call, const ProtobufCMessage *message);
  * Errors carry their retry time as trailer and as google.rpc.RetryInfo. */
 void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error *err);
 
+/* 0 without one. */
+uint64_t mr_call_payload_bytes(const mr_call *call);
 /* The payload as a message, as mr_codec_unpack gives it; RESOURCE_EXHAUSTED, naming size and limit,
  * when it is larger than the server takes (G2). */
 MR_MUST_USE mr_status mr_call_unpack(const mr_call *call, const ProtobufCMessageDescriptor *type,

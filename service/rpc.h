@@ -18,6 +18,7 @@
 #include "service/runtime.h"
 #include "service/server.h"
 #include "service/tenant_table.h"
+#include "service/text_worker.h"
 
 #include <grpc/grpc.h>
 #include <pthread.h>
@@ -36,6 +37,7 @@ typedef enum mr_rpc_event {
     MR_RPC_RECEIVED, /* another message is in, or none comes any more */
     MR_RPC_FINISHED, /* the status is out */
     MR_RPC_DECIDED,  /* Redis has decided on some call's rate limits */
+    MR_RPC_WORKED,   /* a long text is tokens */
     MR_RPC_WAKE,     /* the engine put something into the queue's inbox */
     MR_RPC_TICK,     /* the server's state changed: every call looks again */
     MR_RPC_STOP,     /* shut down once the last call is gone */
@@ -90,7 +92,9 @@ typedef struct mr_rpc_queue {
     pthread_t thread;
     mr_inbox inbox;   /* mr_request_note */
     mr_inbox decided; /* mr_limit_pass */
+    mr_inbox worked;  /* mr_text_job */
     mr_rpc_tag decided_tag;
+    mr_rpc_tag worked_tag;
     mr_rpc_tag wake_tag;
     mr_rpc_tag tick_tag;
     mr_rpc_tag stop_tag;
@@ -123,6 +127,7 @@ struct mr_server {
     mr_sharing *sharing;        /* borrows; read it after `ready` only, as the limiter */
     mr_rate_limiter *limiter;   /* borrows, of `sharing` */
     mr_metrics metrics;
+    mr_text_worker texts;
     bool reflection; /* served */
     bool admin;      /* served */
     mr_flag serving; /* gRPC takes calls */

@@ -329,54 +329,98 @@ static mr_status pass_limits(generation *gen, mr_error *err)
     return status;
 }
 
-static mr_status submit(generation *gen, const Millrace__V1__GenerateRequest *message,
-                        mr_runtime *runtime, mr_error *err)
-{
+/* A request that is being read, which takes long when its text does. */
+typedef struct reading {
+    mr_text_job job; /* first */
+    generation *gen;
+    mr_runtime *runtime;
+    ProtobufCMessage *message;                   /* owns */
+    const Millrace__V1__GenerateRequest *wanted; /* inside */
     mr_proto_request asked;
-    mr_status status = MR_OK;
-    MR_TRY_CLEANUP(status, mr_proto_request_read(message, runtime, &asked, err));
-    MR_TRY_CLEANUP(status, check_priority(gen, &asked, err));
-    MR_TRY_CLEANUP(status, create_request(gen, &asked, err));
-    const mr_proto_response_options options = {
-        .skip_text = asked.skip_text,
-        .show_prompt = asked.show_prompt,
-        .whole = gen->unary,
-    };
-    MR_TRY_CLEANUP(status, mr_proto_response_init(&gen->response, gen->request,
-                                                  mr_model_tokenizer(mr_runtime_model(runtime)),
-                                                  &options, err));
-    gen->engine = mr_runtime_engine(runtime);
-    status = pass_limits(gen, err);
+    mr_status status;
+    mr_error err;
+} reading;
 
-cleanup:
-    mr_proto_request_deinit(&asked);
-    return status;
+static void read_request(mr_text_job *job)
+{
+    reading *r = (reading *)job;
+    r->status = mr_proto_request_read(r->wanted, r->runtime, &r->asked, &r->err);
 }
 
-/* Decodes the payload and submits what is in it. */
+static mr_status submit(generation *gen, reading *r, mr_error *err)
+{
+    MR_TRY(check_priority(gen, &r->asked, err));
+    MR_TRY(create_request(gen, &r->asked, err));
+    const mr_proto_response_options options = {
+        .skip_text = r->asked.skip_text,
+        .show_prompt = r->asked.show_prompt,
+        .whole = gen->unary,
+    };
+    MR_TRY(mr_proto_response_init(&gen->response, gen->request,
+                                  mr_model_tokenizer(mr_runtime_model(r->runtime)), &options, err));
+    gen->engine = mr_runtime_engine(r->runtime);
+    return pass_limits(gen, err);
+}
+
+/* The call may be over meanwhile. */
+static void on_read(mr_text_job *job)
+{
+    reading *r = (reading *)job;
+    generation *gen = r->gen;
+    mr_call *call = gen->call;
+    if (!call->finished && (r->status != MR_OK || submit(gen, r, &r->err) != MR_OK)) {
+        refuse(gen, &r->err);
+    }
+    mr_proto_request_deinit(&r->asked);
+    mr_codec_free(r->message);
+    free(r);
+    mr_call_release(call);
+}
+
+static const Millrace__V1__GenerateRequest *request_in(const generation *gen,
+                                                       const ProtobufCMessage *message)
+{
+    return gen->unary ? ((const Millrace__V1__GenerateUnaryRequest *)message)->request
+                      : (const Millrace__V1__GenerateRequest *)message;
+}
+
+static mr_status open_request(generation *gen, reading *r, mr_error *err)
+{
+    MR_TRY(mr_server_runtime(gen->call->queue->server, &r->runtime, err));
+    MR_TRY(mr_call_unpack(gen->call,
+                          gen->unary ? &millrace__v1__generate_unary_request__descriptor
+                                     : &millrace__v1__generate_request__descriptor,
+                          &r->message, err));
+    r->wanted = request_in(gen, r->message);
+    if (r->wanted == NULL) {
+        mr_codec_free(r->message);
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, "request",
+                             "request is missing: put what is asked for into it");
+    }
+    return MR_OK;
+}
+
+/* Decodes the payload, has it read, and submits what is in it. */
 static mr_status start(generation *gen, mr_error *err)
 {
     mr_call *call = gen->call;
-    mr_runtime *runtime = NULL;
-    MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
-    ProtobufCMessage *message = NULL;
-    MR_TRY(mr_call_unpack(call,
-                          gen->unary ? &millrace__v1__generate_unary_request__descriptor
-                                     : &millrace__v1__generate_request__descriptor,
-                          &message, err));
-    mr_call_drop_payload(call);
-    const Millrace__V1__GenerateRequest *request =
-        gen->unary ? ((Millrace__V1__GenerateUnaryRequest *)message)->request
-                   : (Millrace__V1__GenerateRequest *)message;
-    mr_status status = MR_OK;
-    if (request == NULL) {
-        status = mr_fail_field(err, MR_INVALID_ARGUMENT, "request",
-                               "request is missing: put what is asked for into it");
-    } else {
-        status = submit(gen, request, runtime, err);
+    reading *r = mr_calloc(1, sizeof(*r));
+    if (r == NULL) {
+        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a request");
     }
-    mr_codec_free(message);
-    return status;
+    const mr_status status = open_request(gen, r, err);
+    if (status != MR_OK) {
+        free(r);
+        return status;
+    }
+    const uint64_t bytes = mr_call_payload_bytes(call);
+    mr_call_drop_payload(call);
+    r->gen = gen;
+    r->job.run = read_request;
+    r->job.done = on_read;
+    mr_call_hold(call); /* until it is read */
+    mr_text_work(call->queue, &r->job, bytes);
+    return MR_OK;
 }
 
 static void begin(mr_call *call, bool unary)

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Tokenize and Detokenize. */
+/* Tokenize and Detokenize, on the text worker when that takes long. */
 #include "base/checked.h"
 #include "base/utf8.h"
 #include "service/call.h"
@@ -17,6 +17,30 @@ static mr_status need_tokenizer(const mr_model *model, mr_error *err)
     return mr_fail(err, MR_FAILED_PRECONDITION, "the model has no tokenizer");
 }
 
+/* A call of one of the two, on its way through the text worker. */
+typedef struct text_call {
+    mr_text_job job; /* first */
+    mr_call *call;
+    const mr_model *model;
+    ProtobufCMessage *message; /* owns */
+    mr_ids ids;                /* Tokenize: the answer */
+    ProtobufCBinaryData *raw;
+    mr_buffer text; /* Detokenize: the answer */
+    mr_status status;
+    mr_error err;
+} text_call;
+
+static void text_call_free(text_call *work)
+{
+    if (work->message != NULL) {
+        mr_codec_free(work->message);
+    }
+    mr_ids_deinit(&work->ids);
+    free(work->raw);
+    mr_buffer_deinit(&work->text);
+    free(work);
+}
+
 /* Answers, if the answer fits into what a client takes. */
 static void answer(mr_call *call, const ProtobufCMessage *response)
 {
@@ -32,8 +56,23 @@ static void answer(mr_call *call, const ProtobufCMessage *response)
     mr_call_finish(call, NULL, &err);
 }
 
+/* `response` is NULL when the work failed. */
+static void end(text_call *work, const ProtobufCMessage *response)
+{
+    mr_call *call = work->call;
+    if (call->finished) {
+        /* The server shut down meanwhile. */
+    } else if (response == NULL) {
+        mr_call_finish(call, NULL, &work->err);
+    } else {
+        answer(call, response);
+    }
+    text_call_free(work);
+    mr_call_release(call);
+}
+
 /* An answer has all the bytes of the text, and more: what it cannot hold is not turned into tokens
- * first, for as long as that takes the calls of this thread wait. */
+ * first, for as long as that takes other long texts wait. */
 static mr_status check_length(const Millrace__V1__TokenizeRequest *asked, mr_error *err)
 {
     const bool chat = asked->input_case == MILLRACE__V1__TOKENIZE_REQUEST__INPUT_CHAT;
@@ -51,15 +90,37 @@ static mr_status check_length(const Millrace__V1__TokenizeRequest *asked, mr_err
                          chat ? "chat.messages" : "text", bytes, MR_RPC_MAX_ANSWER_BYTES);
 }
 
-/* Decodes the payload of a call, gives the model. */
-static mr_status open_call(mr_call *call, const ProtobufCMessageDescriptor *type,
-                           const mr_model **model, ProtobufCMessage **message, mr_error *err)
+static mr_status open_call(text_call *work, const ProtobufCMessageDescriptor *type)
 {
     mr_runtime *runtime = NULL;
-    MR_TRY(mr_server_runtime(call->queue->server, &runtime, err));
-    *model = mr_runtime_model(runtime);
-    MR_TRY(need_tokenizer(*model, err));
-    return mr_call_unpack(call, type, message, err);
+    MR_TRY(mr_server_runtime(work->call->queue->server, &runtime, &work->err));
+    work->model = mr_runtime_model(runtime);
+    MR_TRY(need_tokenizer(work->model, &work->err));
+    return mr_call_unpack(work->call, type, &work->message, &work->err);
+}
+
+/* Decodes the payload and has the work done. */
+static void begin(mr_call *call, const ProtobufCMessageDescriptor *type,
+                  void (*run)(mr_text_job *job), void (*done)(mr_text_job *job))
+{
+    text_call *work = mr_calloc(1, sizeof(*work));
+    if (work == NULL) {
+        mr_error err;
+        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "out of memory for a text");
+        mr_call_finish(call, NULL, &err);
+        return;
+    }
+    work->call = call;
+    work->job.run = run;
+    work->job.done = done;
+    const uint64_t bytes = mr_call_payload_bytes(call);
+    mr_call_hold(call); /* until `done` */
+    if (open_call(work, type) != MR_OK) {
+        end(work, NULL);
+        return;
+    }
+    mr_call_drop_payload(call);
+    mr_text_work(call->queue, &work->job, bytes);
 }
 
 static bool parses_special(const Millrace__V1__TokenizeRequest *asked)
@@ -129,42 +190,31 @@ static mr_status list_bytes(const mr_tokenizer *tokenizer, const mr_ids *ids,
     return MR_OK;
 }
 
-/* A call that was not answered gets its error; what was read is freed. */
-static void close_call(mr_call *call, ProtobufCMessage *message, mr_status status,
-                       const mr_error *err)
+static void run_tokenize(mr_text_job *job)
 {
-    if (status != MR_OK) {
-        mr_call_finish(call, NULL, err);
+    text_call *work = (text_call *)job;
+    work->status = encode((const Millrace__V1__TokenizeRequest *)work->message, work->model,
+                          &work->ids, &work->err);
+    if (work->status == MR_OK) {
+        work->status =
+            list_bytes(mr_model_tokenizer(work->model), &work->ids, &work->raw, &work->err);
     }
-    if (message != NULL) {
-        mr_codec_free(message);
-    }
+}
+
+static void tokenized(mr_text_job *job)
+{
+    text_call *work = (text_call *)job;
+    Millrace__V1__TokenizeResponse response = MILLRACE__V1__TOKENIZE_RESPONSE__INIT;
+    response.n_ids = work->ids.count;
+    response.ids = work->ids.data;
+    response.n_raw = work->ids.count;
+    response.raw = work->raw;
+    end(work, work->status == MR_OK ? &response.base : NULL);
 }
 
 static void begin_tokenize(mr_call *call)
 {
-    mr_error err = {0};
-    const mr_model *model = NULL;
-    ProtobufCMessage *message = NULL;
-    mr_ids ids = {0};
-    ProtobufCBinaryData *raw = NULL;
-    mr_status status = MR_OK;
-    MR_TRY_CLEANUP(status, open_call(call, &millrace__v1__tokenize_request__descriptor, &model,
-                                     &message, &err));
-    MR_TRY_CLEANUP(status,
-                   encode((const Millrace__V1__TokenizeRequest *)message, model, &ids, &err));
-    MR_TRY_CLEANUP(status, list_bytes(mr_model_tokenizer(model), &ids, &raw, &err));
-    Millrace__V1__TokenizeResponse response = MILLRACE__V1__TOKENIZE_RESPONSE__INIT;
-    response.n_ids = ids.count;
-    response.ids = ids.data;
-    response.n_raw = ids.count;
-    response.raw = raw;
-    answer(call, &response.base);
-
-cleanup:
-    close_call(call, message, status, &err);
-    mr_ids_deinit(&ids);
-    free(raw);
+    begin(call, &millrace__v1__tokenize_request__descriptor, run_tokenize, tokenized);
 }
 
 static mr_status decode(const Millrace__V1__DetokenizeRequest *asked, const mr_model *model,
@@ -185,24 +235,24 @@ static mr_status decode(const Millrace__V1__DetokenizeRequest *asked, const mr_m
     return status;
 }
 
+static void run_detokenize(mr_text_job *job)
+{
+    text_call *work = (text_call *)job;
+    work->status = decode((const Millrace__V1__DetokenizeRequest *)work->message, work->model,
+                          &work->text, &work->err);
+}
+
+static void detokenized(mr_text_job *job)
+{
+    text_call *work = (text_call *)job;
+    Millrace__V1__DetokenizeResponse response = MILLRACE__V1__DETOKENIZE_RESPONSE__INIT;
+    response.text = (ProtobufCBinaryData){work->text.size, work->text.data};
+    end(work, work->status == MR_OK ? &response.base : NULL);
+}
+
 static void begin_detokenize(mr_call *call)
 {
-    mr_error err = {0};
-    const mr_model *model = NULL;
-    ProtobufCMessage *message = NULL;
-    mr_buffer text = {0};
-    mr_status status = MR_OK;
-    MR_TRY_CLEANUP(status, open_call(call, &millrace__v1__detokenize_request__descriptor, &model,
-                                     &message, &err));
-    MR_TRY_CLEANUP(status,
-                   decode((const Millrace__V1__DetokenizeRequest *)message, model, &text, &err));
-    Millrace__V1__DetokenizeResponse response = MILLRACE__V1__DETOKENIZE_RESPONSE__INIT;
-    response.text = (ProtobufCBinaryData){text.size, text.data};
-    answer(call, &response.base);
-
-cleanup:
-    close_call(call, message, status, &err);
-    mr_buffer_deinit(&text);
+    begin(call, &millrace__v1__detokenize_request__descriptor, run_detokenize, detokenized);
 }
 
 const mr_rpc_method mr_rpc_tokenize = {

@@ -137,6 +137,10 @@ static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
         MR_HANDOFF_TAKE(&queue->decided_tag);
         mr_limit_gate_take(queue);
         break;
+    case MR_RPC_WORKED:
+        MR_HANDOFF_TAKE(&queue->worked_tag);
+        mr_text_worked_take(queue);
+        break;
     case MR_RPC_WAKE:
         MR_HANDOFF_TAKE(&queue->wake_tag);
         mr_request_sink_take(queue);
@@ -257,6 +261,7 @@ static void create_queue(mr_server *server, mr_rpc_queue *queue)
     }
     mr_request_sink_init(queue);
     mr_limit_gate_init(queue);
+    mr_text_worked_init(queue);
     grpc_server_register_completion_queue(server->grpc, queue->cq, NULL);
     server->n_queues++;
 }
@@ -277,6 +282,7 @@ static mr_status bind_port(mr_server *server, const char *address, mr_error *err
 
 static mr_status start_threads(mr_server *server, mr_error *err)
 {
+    MR_TRY(mr_text_worker_start(&server->texts, err));
     for (uint32_t i = 0; i < server->n_queues; i++) {
         mr_rpc_queue *queue = &server->queues[i];
         if (pthread_create(&queue->thread, NULL, queue_main, queue) != 0) {
@@ -426,6 +432,7 @@ void mr_server_destroy(mr_server *server)
     for (uint32_t i = 0; i < server->n_threads; i++) {
         pthread_join(server->queues[i].thread, NULL);
     }
+    mr_text_worker_stop(&server->texts);
     if (server->n_threads == 0) {
         /* Never ran; gRPC wants its shutdown all the same. */
         grpc_server_shutdown_and_notify(server->grpc, server->queues[0].cq, &server->down_tag);

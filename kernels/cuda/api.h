@@ -302,6 +302,74 @@ typedef struct mr_cuda_sample {
     uint32_t workers;
 } mr_cuda_sample;
 
+#define MR_CUDA_DECODE_MAPS 4u
+
+/* One layer of mr_cuda_decode, in device memory. Weights as mr_cuda_linear has them. */
+typedef struct mr_cuda_decode_layer {
+    uint64_t maps[MR_CUDA_DECODE_MAPS][16]; /* of decode_maps: how the four weights are copied */
+    mr_cuda_ptr qkv;            /* [(H + 2G) · D][W] */
+    mr_cuda_ptr out;            /* [W][H · D] */
+    mr_cuda_ptr gate_up;        /* [gate F | up F][W] */
+    mr_cuda_ptr down;           /* [W][F] */
+    mr_cuda_ptr attention_gain; /* f32 [W], of the norm in front */
+    mr_cuda_ptr gated_gain;     /* f32 [W] */
+    mr_cuda_ptr q_gain;         /* f32 [D]: RMS norm of query and key heads; 0: none */
+    mr_cuda_ptr k_gain;
+    mr_cuda_ptr keys; /* as mr_cuda_kv has them */
+    mr_cuda_ptr values;
+    uint64_t reserved[6]; /* maps are aligned to 64 bytes */
+} mr_cuda_decode_layer;
+
+/* All layers of a step in which every token is another sequence's:
+ *
+ *   per layer  norm, product qkv, rotation, KV write, attention, product out, added to the stream,
+ *              norm, products gate and up, activation, product down, added to the stream
+ *
+ * In the last layer the rows behind attention may be others (logit_rows), whose stream is
+ * last_stream; and what its last product gives is not added but stored in `last`, for the norm that
+ * follows. Results are those of the separate calls for few rows, bit for bit. A fault of ours leaves
+ * NaN in `last`. */
+typedef struct mr_cuda_decode {
+    mr_cuda_ptr layers;      /* mr_cuda_decode_layer [n_layers] */
+    mr_cuda_ptr stream;      /* f32 [rows][W] */
+    mr_cuda_ptr logit_rows;  /* u32 [rows]; 0: the same rows, and no last_stream */
+    mr_cuda_ptr last_stream; /* out: f32 [rows][W] */
+    mr_cuda_ptr last;        /* out: [rows][W] of `type` */
+    mr_cuda_ptr qkv;         /* scratch: [rows][(H + 2G) · D] */
+    mr_cuda_ptr att;         /* scratch: [rows][H · D] */
+    mr_cuda_ptr act;         /* scratch: [rows][F] */
+    mr_cuda_ptr table;       /* of mr_cuda_rope_table; 0: no rotation */
+    mr_cuda_ptr positions;
+    mr_cuda_ptr kv_slot;
+    mr_cuda_ptr token_slot;
+    mr_cuda_ptr block_tables;
+    mr_cuda_ptr header;   /* its n_items items are run */
+    mr_cuda_ptr items;    /* as in mr_cuda_attention, as the next two */
+    mr_cuda_ptr partials; /* f32 [items][H][D + 2] */
+    mr_cuda_ptr counters;
+    mr_cuda_ptr sync; /* u32 [MR_CUDA_DECODE_SYNC], zero between launches */
+    mr_dtype type;
+    mr_dtype kv_type;
+    mr_activation activation;
+    mr_rope_pairing pairing;
+    uint32_t pairs; /* rotated a head */
+    uint32_t n_layers;
+    uint32_t rows;
+    uint32_t width;      /* W */
+    uint32_t heads;      /* H */
+    uint32_t kv_heads;   /* G */
+    uint32_t head_width; /* D */
+    uint32_t ffn;        /* F */
+    uint32_t block_size;
+    uint32_t max_blocks;
+    float epsilon;      /* of the norms of the stream */
+    float head_epsilon; /* of those of heads */
+    float scale;
+    float soft_cap; /* 0: none */
+} mr_cuda_decode;
+
+#define MR_CUDA_DECODE_SYNC 192u
+
 /* One block of every plane: copies `bytes` from each plane + from · bytes to plane + to · bytes. */
 typedef struct mr_cuda_block_move {
     mr_cuda_ptr kv;
@@ -367,6 +435,12 @@ typedef struct mr_cuda_api {
     int (*gather)(mr_cuda_context *context, const mr_cuda_gather *p);
     int (*sample)(mr_cuda_context *context, const mr_cuda_sample *p);
     int (*block_move)(mr_cuda_context *context, const mr_cuda_block_move *p);
+    /* Most rows that decode takes of this shape (p->rows and pointers do not count); 0: none. */
+    uint32_t (*decode_rows)(mr_cuda_context *context, const mr_cuda_decode *p);
+    /* Fills in the layers' maps; in host memory. */
+    int (*decode_maps)(mr_cuda_context *context, const mr_cuda_decode *p,
+                       mr_cuda_decode_layer *layers);
+    int (*decode)(mr_cuda_context *context, const mr_cuda_decode *p);
 
     /* Transfers have a stream of their own, in order among themselves. begin: it waits for what is
      * queued now. end: records `event`, below MR_CUDA_TRANSFERS. is_over: without waiting. */

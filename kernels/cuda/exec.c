@@ -134,6 +134,8 @@ static void carve(mr_cuda_exec *exec)
     exec->history = take(exec, (uint64_t)o->max_seqs * o->max_context * 4);
     exec->partials = take(exec, (uint64_t)s->launch_items * heads * (plan->kv.head_width + 2) * 4);
     exec->counters = take(exec, o->max_tokens * heads * 4);
+    exec->layers_at = take(exec, plan->kv.layers * sizeof(mr_cuda_decode_layer));
+    exec->sync = take(exec, MR_CUDA_DECODE_SYNC * sizeof(uint32_t));
     exec->scaled = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
     exec->counts = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
     exec->stage = take(exec, s->stage.bytes);
@@ -378,7 +380,8 @@ static mr_status build(mr_cuda_exec *exec, mr_error *err)
     exec->mark = backend->slab.used;
     carve(exec);
     find_fusions(exec);
-    const mr_status status = fill(exec, err);
+    mr_status status = fill(exec, err);
+    status = status == MR_OK ? mr_cuda_layers_find(exec, err) : status;
     exec->end = backend->slab.used;
     MR_TRY(status);
     MR_TRY(make_host(exec, err));

@@ -9,6 +9,7 @@
  *   coded.c    which matrices stay F8_E4M3, and who rounds rows for them
  *   layout.c   sizes of everything an executor has; where a step's arrays lie in the staging area
  *   exec.c     makes an executor
+ *   fuse.c     layers that one launch runs
  *   launch.c   the plan's operators as calls of the table
  *   step.c     submit, wait, graphs
  *   transfer.c KV blocks to and from host memory
@@ -231,6 +232,15 @@ typedef struct mr_cuda_captured {
     bool warm; /* the bucket has run once without a graph: nothing is set up while capturing */
 } mr_cuda_captured;
 
+/* Operators [begin, end), all layers of the plan, which one launch can run. */
+typedef struct mr_cuda_layers {
+    uint32_t begin;
+    uint32_t end;
+    uint32_t rows;       /* for steps of up to so many tokens; 0: for none */
+    bool gathered;       /* the last layer's second half has the logit rows only */
+    mr_cuda_decode call; /* but for what differs from step to step */
+} mr_cuda_layers;
+
 /* A step that was submitted. */
 typedef struct mr_cuda_flight {
     uint64_t step;
@@ -252,6 +262,7 @@ typedef struct mr_cuda_exec {
     mr_cuda_ptr *ropes;   /* [n_ropes] */
     bool *fused;          /* [n_ops] a gated operator that its linear can take over */
     bool *adjoin;         /* [n_ops] of linear operators */
+    mr_cuda_layers layers;
     bool *coded;          /* [n_ops] mr_cuda_coded_ops */
     uint32_t *raw;        /* [n_ops] mr_cuda_raw_ops */
 
@@ -262,6 +273,8 @@ typedef struct mr_cuda_exec {
     mr_cuda_ptr row_scales; /* f32 [T], and their scales */
     mr_cuda_ptr partials;
     mr_cuda_ptr counters;
+    mr_cuda_ptr layers_at; /* mr_cuda_decode_layer [kv layers] */
+    mr_cuda_ptr sync;      /* u32 [MR_CUDA_DECODE_SYNC] */
     mr_cuda_ptr scaled;
     mr_cuda_ptr counts;
     mr_cuda_ptr stage;   /* on the device */
@@ -323,6 +336,11 @@ typedef struct mr_cuda_step {
     uint32_t n_items; /* real */
     bool graph;       /* counts on the device decide, not these */
 } mr_cuda_step;
+
+/* fuse.c. Looks for layers that one launch can run, when all else of the executor is there. */
+MR_MUST_USE mr_status mr_cuda_layers_find(mr_cuda_exec *exec, mr_error *err);
+bool mr_cuda_layers_take(const mr_cuda_exec *exec, const mr_cuda_step *step);
+int mr_cuda_layers_launch(mr_cuda_exec *exec, const mr_cuda_step *step);
 
 /* launch.c. Queues the plan; gives the first failing code and what it was of. */
 int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **what);

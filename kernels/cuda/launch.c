@@ -419,7 +419,14 @@ int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wh
 {
     *what = "starting a step";
     int code = prepare(exec, step);
+    const bool layers = mr_cuda_layers_take(exec, step);
     for (uint32_t i = 0; code == 0 && i < exec->plan->n_ops; i++) {
+        if (layers && i == exec->layers.begin) {
+            *what = "layers";
+            code = mr_cuda_layers_launch(exec, step);
+            i = exec->layers.end - 1;
+            continue;
+        }
         *what = mr_op_name(exec->plan->ops[i].kind);
         code = launch_op(exec, step, i);
     }

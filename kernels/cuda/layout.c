@@ -231,6 +231,8 @@ static bool size_parts(const mr_plan *plan, const mr_dtype *types, const mr_exec
     }
     return fits && add(&parts[MR_CUDA_PART_SCRATCH], s->launch_items, partial) &&
            add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)o->max_tokens * most_heads(plan), 4) &&
+           add(&parts[MR_CUDA_PART_SCRATCH], kv->layers, sizeof(mr_cuda_decode_layer)) &&
+           add(&parts[MR_CUDA_PART_SCRATCH], MR_CUDA_DECODE_SYNC, sizeof(uint32_t)) &&
            add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)s->workers * plan->vocab_size, 4) &&
            add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)s->workers * plan->vocab_size, 4) &&
            add(&parts[MR_CUDA_PART_STEP], s->stage.bytes, 1) &&

@@ -110,3 +110,24 @@ def test_text_longer_than_its_answer_may_be_is_not_tokenized_G4(stub):
     error = failure(stub.Tokenize, pb.TokenizeRequest(text="a" * (15 << 20)))
     assert error.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
     assert error.details().startswith(f"text has {15 << 20} bytes") and "in parts" in error.details()
+
+
+def test_long_texts_hold_up_nobody_G4(stub):
+    """More of them than the server has threads for calls; each takes a tenth of a second or more."""
+    text = " ".join(f"{i * i:x}-{i}" for i in range(120_000))[:1_000_000]
+    long = [stub.Tokenize.future(pb.TokenizeRequest(text=text), timeout=CALL_S) for _ in range(24)]
+    for _ in range(3):
+        assert tokenize(stub, text="short").ids
+        assert generate(stub, greedy(1, tokens={"ids": [1, 2, 3]})).tokens
+    assert not all(call.done() for call in long), "the short ones waited for all long ones"
+    assert [len(call.result().ids) > 100_000 for call in long] == [True] * 24
+
+
+def test_a_long_prompt_of_generate_is_read_aside(stub):
+    """Above what is tokenized at once: read by the worker, generated from and refused all the same."""
+    text = "-" * 40_000  # tokens of up to 64 of them
+    ids = list(tokenize(stub, text=text).ids)
+    assert len(ids) < 1_000
+    assert generate(stub, greedy(2, text=text)).ids == generate(stub, greedy(2, tokens={"ids": ids})).ids
+    error = failure(stub.Generate, greedy(2, text="word " * 7_000))
+    assert error.code() == grpc.StatusCode.INVALID_ARGUMENT and error.details().startswith("text")

@@ -264,6 +264,73 @@ static void test_two_runs_are_bit_equal_D4(void **state)
     tiny_plan_destroy(&tiny);
 }
 
+/* Shapes whose layers one launch runs in decode steps of few rows. */
+static const struct layers_case {
+    const char *what;
+    uint32_t width, heads, kv_heads, head_width, ffn;
+    bool late, head_norms, halves;
+    float soft_cap;
+} layers_cases[] = {
+    {"small", 64, 4, 2, 64, 128, false, false, false, 0.0f},
+    {"rows gathered", 64, 4, 2, 64, 192, true, false, true, 0.0f},
+    {"one head a group, norms of heads", 192, 3, 3, 64, 320, true, true, true, 0.0f},
+    {"16 heads a group, soft cap", 128, 16, 1, 64, 64, true, false, false, 2.0f},
+    {"D 128", 576, 6, 2, 128, 1088, true, true, false, 0.0f},
+    {"wide norm, fewer tiles than inputs ask for", 1088, 8, 8, 128, 64, true, false, true, 0.0f},
+};
+
+static tiny_dims layers_dims(const struct layers_case *c, mr_dtype dtype)
+{
+    tiny_dims dims = tiny_dims_default();
+    dims.layers = 3;
+    dims.width = c->width;
+    dims.heads = c->heads;
+    dims.kv_heads = c->kv_heads;
+    dims.head_width = c->head_width;
+    dims.ffn = c->ffn;
+    dims.late = c->late;
+    dims.head_norms = c->head_norms;
+    dims.pairing = c->halves ? MR_ROPE_HALVES : MR_ROPE_INTERLEAVED;
+    dims.soft_cap = c->soft_cap;
+    dims.dtype = dtype;
+    return dims;
+}
+
+static void test_layers_in_one_launch(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(layers_cases) / sizeof(layers_cases[0]); i++) {
+        const tiny_dims dims = layers_dims(&layers_cases[i], MR_DTYPE_F32);
+        check(&dims, NULL, layers_cases[i].what);
+    }
+}
+
+/* In decode steps of few rows, a row has the same bits whatever stands beside it. */
+static void test_few_neighbours_do_not_matter_D4(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(layers_cases) / sizeof(layers_cases[0]); i++) {
+        const tiny_dims dims = layers_dims(&layers_cases[i], MR_DTYPE_BF16);
+        const mr_exec_options options = wide_options(MR_DTYPE_BF16);
+        tiny_plan tiny;
+        tiny_plan_create(&dims, &tiny);
+        mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+        const tiny_schedule alone = {.prefill = 1, .chunk = 1};
+        float *expected = tiny_logits(backend, &tiny, &options, LENGTH, alone);
+        for (uint32_t neighbours = 1; neighbours < 8; neighbours += 2) {
+            const tiny_schedule among = {.prefill = 1, .chunk = 1, .neighbours = neighbours};
+            float *logits = tiny_logits(backend, &tiny, &options, LENGTH, among);
+            if (memcmp(logits, expected, LENGTH * VOCAB * sizeof(float)) != 0) {
+                fail_msg("%s: other bits among %u neighbours", layers_cases[i].what, neighbours);
+            }
+            free(logits);
+        }
+        free(expected);
+        backend->vt->destroy(backend);
+        tiny_plan_destroy(&tiny);
+    }
+}
+
 /* A copied block serves another slot: two sequences with one history agree bit by bit. */
 static void test_block_copies(void **state)
 {
@@ -332,6 +399,8 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_kv_types_and_blocks),
         cmocka_unit_test(test_stored_types),
         cmocka_unit_test(test_two_runs_are_bit_equal_D4),
+        cmocka_unit_test(test_layers_in_one_launch),
+        cmocka_unit_test(test_few_neighbours_do_not_matter_D4),
         cmocka_unit_test(test_block_copies),
         cmocka_unit_test(test_nan_is_seen),
     };

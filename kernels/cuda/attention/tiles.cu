@@ -11,7 +11,7 @@
  *
  * Softmax is online, in float32; probabilities are rounded to the type before they meet the values.
  * Keys are visited in order from a multiple of 64 on: a row does not depend on other sequences.
- * sm_80 and later.
+ * sm_80 and later; what warpgroups.cu takes goes there.
  */
 #include "kernels/cuda/attention/codes.cuh"
 #include "kernels/cuda/attention/tiles.cuh"

@@ -68,6 +68,10 @@ int mr_cuda_pinned_holds(mr_cuda_context *context, const mr_cuda_linear *p,
 int mr_cuda_attention_open(mr_cuda_context *context);
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
+uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p);
+int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
+                             mr_cuda_decode_layer *layers);
+int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
 
 template <typename T> static inline T *mr_at(mr_cuda_ptr ptr)
@@ -134,7 +138,7 @@ __device__ static inline float mr_activate(mr_activation activation, float x)
 {
     switch (activation) {
     case MR_ACT_SILU:
-        return x / (1.0f + expf(-x));
+        return __fdividef(x, 1.0f + __expf(-x)); /* a dozen instructions less than / and expf */
     case MR_ACT_GELU_TANH:
         return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
     case MR_ACT_GELU:

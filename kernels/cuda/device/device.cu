@@ -314,6 +314,9 @@ static mr_cuda_api make_api()
     api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;
     api.block_move = mr_cuda_pointwise_block_move;
+    api.decode_rows = mr_cuda_decode_rows;
+    api.decode_maps = mr_cuda_decode_make_maps;
+    api.decode = mr_cuda_decode_run;
     api.transfer_begin = transfer_begin;
     api.transfer_block = transfer_block;
     api.transfer_end = transfer_end;

@@ -249,6 +249,31 @@ static int attention_tiles(mr_cuda_context *context, const mr_cuda_attention *p)
     return attention(p, "attention_tiles");
 }
 
+static uint32_t decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
+{
+    (void)context;
+    fake.asked = *p;
+    return fake.decode_rows;
+}
+
+static int decode_maps(mr_cuda_context *context, const mr_cuda_decode *p,
+                       mr_cuda_decode_layer *layers)
+{
+    (void)context;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        layers[i].maps[0][0] = i + 1;
+        fake.maps++;
+    }
+    return call("decode_maps");
+}
+
+static int decode(mr_cuda_context *context, const mr_cuda_decode *p)
+{
+    (void)context;
+    fake.decoded = *p;
+    return launch("decode");
+}
+
 #define LAUNCH(name)                                                                               \
     static int name(mr_cuda_context *context, const mr_cuda_##name *p)                             \
     {                                                                                              \
@@ -344,6 +369,9 @@ const mr_cuda_api *fake_api(void)
         .gather = gather,
         .sample = sample,
         .block_move = block_move,
+        .decode_rows = decode_rows,
+        .decode_maps = decode_maps,
+        .decode = decode,
         .transfer_begin = transfer_begin,
         .transfer_block = transfer_block,
         .transfer_end = transfer_end,

@@ -443,6 +443,144 @@ static void test_launches_of_a_decode_step(void **state)
     close_session(&f);
 }
 
+/* ---- layers in one launch ---- */
+
+static void open_dims(fixture *f, const tiny_dims *dims)
+{
+    mr_exec_options options = small_options();
+    tiny_plan_create(dims, &f->tiny);
+    f->backend = open_backend(MR_DTYPE_BF16);
+    tiny_session_create(&f->tiny, f->backend, &options, &f->session);
+    fake_clear_trace();
+}
+
+static void assert_trace(const char *const *want, uint32_t count)
+{
+    assert_int_equal(fake.n_trace, count);
+    for (uint32_t i = 0; i < count; i++) {
+        assert_string_equal(fake.trace[i], want[i]);
+    }
+}
+
+/* A decode step of few rows is six launches, whatever the layers; larger steps are as before. */
+static void test_layers_of_a_decode_step_are_one_launch(void **state)
+{
+    (void)state;
+    static const char *const want[] = {"prepare", "embed",  "decode", "norm",
+                                       "gather",  "linear", "sample"};
+    fixture f;
+    fake.decode_rows = 2;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    open_dims(&f, &dims);
+    decode(&f, 2, 0);
+    assert_trace(want, 7);
+    assert_int_equal(fake.maps, 2);
+    assert_int_equal(fake.decoded.n_layers, 2);
+    assert_int_equal(fake.decoded.rows, 2);
+    assert_int_equal(fake.decoded.width, 64);
+    assert_int_equal(fake.decoded.heads, 4);
+    assert_int_equal(fake.decoded.kv_heads, 2);
+    assert_int_equal(fake.decoded.head_width, 64);
+    assert_int_equal(fake.decoded.ffn, 96);
+    assert_int_equal(fake.decoded.pairs, 32);
+    assert_int_equal(fake.decoded.logit_rows, 0);
+    assert_true(fake.decoded.scale == 0.125f);
+    /* What the module made of the layers is where the kernel looks for it. */
+    const mr_cuda_decode_layer *layers =
+        (const mr_cuda_decode_layer *)(uintptr_t)fake.decoded.layers;
+    assert_int_equal(layers[0].maps[0][0], 1);
+    assert_int_equal(layers[1].maps[0][0], 2);
+    assert_int_equal(layers[1].keys - layers[0].keys, 2 * (layers[0].values - layers[0].keys));
+    assert_int_equal(layers[0].q_gain, 0);
+    const uint32_t *sync = (const uint32_t *)(uintptr_t)fake.decoded.sync;
+    for (uint32_t i = 0; i < MR_CUDA_DECODE_SYNC; i++) {
+        assert_int_equal(sync[i], 0);
+    }
+    decode(&f, 3, 1); /* a bucket of 4 */
+    assert_int_equal(fake_count("decode"), 0);
+    assert_int_equal(fake.n_trace, 22);
+    close_session(&f);
+}
+
+/* The last layer's second half may have the logit rows only. */
+static void test_layers_with_gathered_rows_are_one_launch(void **state)
+{
+    (void)state;
+    static const char *const want[] = {"prepare", "embed", "decode", "norm", "linear", "sample"};
+    fixture f;
+    fake.decode_rows = 8;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    dims.late = true;
+    dims.head_norms = true;
+    open_dims(&f, &dims);
+    decode(&f, 2, 0);
+    assert_trace(want, 6);
+    assert_true(fake.decoded.logit_rows != 0);
+    assert_true(fake.decoded.last_stream != fake.decoded.stream);
+    assert_true(fake.decoded.head_epsilon == 1e-6f);
+    assert_true(fake.decoded.epsilon == 1e-5f);
+    const mr_cuda_decode_layer *layers =
+        (const mr_cuda_decode_layer *)(uintptr_t)fake.decoded.layers;
+    assert_true(layers[1].q_gain != 0 && layers[1].k_gain != layers[1].q_gain);
+    /* A prompt is not for it. */
+    mr_step_output out;
+    mr_batch_reset(f.session.storage);
+    tiny_feed(&f.session, 0, prompt, 1, 3, false);
+    fake_clear_trace();
+    tiny_run(&f.session, &out);
+    assert_int_equal(fake_count("decode"), 0);
+    close_session(&f);
+}
+
+/* Layers that are not alike, or do more than the kernel does, run operator by operator. */
+static void test_other_layers_run_operator_by_operator(void **state)
+{
+    (void)state;
+    tiny_dims dims[5];
+    for (size_t i = 0; i < 5; i++) {
+        dims[i] = tiny_dims_default();
+        dims[i].head_width = 64;
+    }
+    dims[0].biases = true;
+    dims[1].norm = MR_NORM_LAYER;
+    dims[2].window = 9;
+    dims[3].window = 9;
+    dims[3].every_other = true;
+    for (size_t i = 0; i < 5; i++) {
+        fixture f;
+        fake_reset();
+        fake.decode_rows = i < 4 ? 8 : 0; /* the last: the module takes none */
+        open_dims(&f, &dims[i]);
+        decode(&f, 2, 0);
+        assert_int_equal(fake_count("decode"), 0);
+        assert_int_equal(fake_count("attention_split"), 2);
+        assert_int_equal(fake.maps, 0);
+        close_session(&f);
+    }
+}
+
+static void test_layers_that_fail_are_named(void **state)
+{
+    (void)state;
+    mr_error err = {0};
+    fixture f;
+    fake.decode_rows = 8;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    open_dims(&f, &dims);
+    fake.fail = "decode";
+    fake.fail_at = 1;
+    mr_batch_reset(f.session.storage);
+    tiny_feed(&f.session, 0, prompt, 0, 1, false);
+    assert_int_equal(f.session.exec->vt->submit(f.session.exec,
+                                                mr_batch_get(f.session.storage), &err),
+                     MR_INTERNAL);
+    assert_says(&err, "layers");
+    close_session(&f);
+}
+
 static void test_prompts_go_to_tiles_where_heads_allow(void **state)
 {
     (void)state;
@@ -865,6 +1003,10 @@ int main(void)
         cmocka_unit_test_setup(test_random_weights_and_codes_are_made_while_loading, setup),
         cmocka_unit_test_setup(test_a_failing_copy_ends_loading, setup),
         cmocka_unit_test_setup(test_launches_of_a_decode_step, setup),
+        cmocka_unit_test_setup(test_layers_of_a_decode_step_are_one_launch, setup),
+        cmocka_unit_test_setup(test_layers_with_gathered_rows_are_one_launch, setup),
+        cmocka_unit_test_setup(test_other_layers_run_operator_by_operator, setup),
+        cmocka_unit_test_setup(test_layers_that_fail_are_named, setup),
         cmocka_unit_test_setup(test_prompts_go_to_tiles_where_heads_allow, setup),
         cmocka_unit_test_setup(test_batch_invariant_has_one_way_D4, setup),
         cmocka_unit_test_setup(test_graphs_of_decode_steps, setup),
