@@ -7,8 +7,8 @@
  *   block   8 warps that compute, and one that feeds them with weights through a ring (ring.cuh)
  *
  * Between the parts of a layer those who have work in the next wait for those who had in the one
- * before. Meanwhile the ring fills: as long as a wait is shorter than the ring is deep, memory never
- * rests.
+ * before. Meanwhile the ring fills: as long as a wait is shorter than the ring is deep, memory
+ * never rests.
  *
  * Products are those of linear/few.cu, whose order of sums they keep; norms add as pointwise.cu
  * does, attention is that of attention/packed.cu. So results equal those of the separate kernels.
@@ -140,8 +140,8 @@ __device__ static inline void mr_run_down(const mr_decode_args &a, mr_decode_sta
     MR_MARK(11);
 }
 
-/* Whoever leaves last makes the counters what the next launch needs. A block for which something has
- * taken too long spoils all rows: sampling reports them. */
+/* Whoever leaves last makes the counters what the next launch needs. A block for which something
+ * has taken too long spoils all rows: sampling reports them. */
 __device__ static inline void mr_leave(const mr_decode_args &a, const mr_decode_state &st)
 {
     if (!st.waits) {
@@ -265,9 +265,8 @@ static bool lay_out(const mr_cuda_context *context, mr_decode_args *a, uint32_t 
     act = a->down_staged ? larger(act, down) : act;
     a->act_bytes = (act + 127) / 128 * 128;
     a->own_width = mr_ceil_div(p->width / MR_DECODE_TILE, blocks) * MR_DECODE_TILE;
-    const uint32_t fixed =
-        a->act_bytes + mr_sums_bytes(static_cast<int>(nt)) + MR_DECODE_NORMS * 32 * 4 +
-        mr_own_bytes(*a) + 128;
+    const uint32_t fixed = a->act_bytes + mr_sums_bytes(static_cast<int>(nt)) +
+                           MR_DECODE_NORMS * 32 * 4 + mr_own_bytes(*a) + 128;
     if (fixed + 4 * (MR_RING_SLOT + 16) > most) {
         return false;
     }
@@ -276,8 +275,7 @@ static bool lay_out(const mr_cuda_context *context, mr_decode_args *a, uint32_t 
     return true;
 }
 
-template <typename T, int D, int NT>
-static int launch(mr_cuda_context *context, mr_decode_args *a)
+template <typename T, int D, int NT> static int launch(mr_cuda_context *context, mr_decode_args *a)
 {
     uint32_t bytes = 0;
     if (!lay_out(context, a, NT, &bytes)) {
@@ -319,9 +317,9 @@ uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
     const bool fits = have.major == 9 && have.cooperativeLaunch != 0 && p->kv_type == p->type &&
                       (p->type == MR_DTYPE_F16 || p->type == MR_DTYPE_BF16) &&
                       (p->head_width == 64 || p->head_width == 128) &&
-                      p->heads / p->kv_heads <= MR_PACKED_HEADS &&
-                      p->width <= MR_DECODE_WIDTH && p->width % MR_RING_BLOCK == 0 &&
-                      inner % MR_RING_BLOCK == 0 && p->ffn % MR_RING_BLOCK == 0;
+                      p->heads / p->kv_heads <= MR_PACKED_HEADS && p->width <= MR_DECODE_WIDTH &&
+                      p->width % MR_RING_BLOCK == 0 && inner % MR_RING_BLOCK == 0 &&
+                      p->ffn % MR_RING_BLOCK == 0;
     if (!fits) {
         return 0;
     }
@@ -341,7 +339,8 @@ static bool make_map(PFN_cuTensorMapEncodeTiled_v12000 encode, mr_dtype type, mr
     const cuuint32_t steps[3] = {1, 1, 1};
     CUtensorMap map;
     const CUresult code = encode(
-        &map, type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
+        &map,
+        type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
         3, mr_at<void>(weight), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
         CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
         CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
@@ -357,8 +356,8 @@ int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
     (void)context;
     void *found = nullptr;
     cudaDriverEntryPointQueryResult result;
-    const cudaError_t code = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
+                                                              12000, cudaEnableDefault, &result);
     if (code != cudaSuccess || found == nullptr) {
         return code != cudaSuccess ? code : cudaErrorNotSupported;
     }

@@ -6,12 +6,12 @@
 
 #include "kernels/cuda/decode/state.cuh"
 
-#define MR_CHUNK 32                                         /* inputs of two matrix products */
+#define MR_CHUNK 32                                            /* inputs of two matrix products */
 #define MR_MINE  (MR_RING_INPUTS / MR_CHUNK / MR_DECODE_WARPS) /* chunks of a slot a warp has */
 
 /* Where the rows of a product are: in shared memory, or (far) in the second cache. */
 struct mr_rows {
-    const uint8_t *far; /* [..][k] of T */
+    const uint8_t *far;  /* [..][k] of T */
     const uint32_t *map; /* which of them is row r; null: r */
     uint32_t k;
 };
@@ -63,8 +63,8 @@ __device__ static inline void mr_take_slot(const mr_decode_args &a, mr_decode_st
         uint4 hi[MR_MINE];
 #pragma unroll
         for (int j = 0; j < MR_MINE; j++) {
-            const uint32_t at =
-                base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) * MR_RING_TILE * MR_RING_LINE;
+            const uint32_t at = base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) *
+                                           MR_RING_TILE * MR_RING_LINE;
             lo[j] = mr_shared_load(at);
             hi[j] = mr_shared_load(at + 8 * MR_RING_LINE);
         }
@@ -133,8 +133,8 @@ __device__ static inline void mr_share_tiles(const mr_decode_state &st,
     for (int m = 0; m < 2; m++) {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float *s = st.sums +
-                       ((m * MR_DECODE_WARPS + threadIdx.x / 32) * NT + n) * MR_DECODE_TILE * 8;
+            float *s =
+                st.sums + ((m * MR_DECODE_WARPS + threadIdx.x / 32) * NT + n) * MR_DECODE_TILE * 8;
             *reinterpret_cast<float2 *>(s + group * 8 + quad * 2) =
                 make_float2(acc[m][n][0], acc[m][n][1]);
             *reinterpret_cast<float2 *>(s + (group + 8) * 8 + quad * 2) =
@@ -152,8 +152,8 @@ __device__ static inline float mr_sum_tile(const float *sums, uint32_t m, uint32
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < MR_DECODE_WARPS; w++) {
-        sum +=
-            sums[(((m * MR_DECODE_WARPS + w) * NT + row / 8) * MR_DECODE_TILE + line) * 8 + row % 8];
+        sum += sums[(((m * MR_DECODE_WARPS + w) * NT + row / 8) * MR_DECODE_TILE + line) * 8 +
+                    row % 8];
     }
     return mr_to_float(mr_from_float<T>(sum));
 }

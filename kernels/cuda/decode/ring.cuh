@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The weights of a persistent kernel on their way from memory: one warp copies them, in the order in
- * which they are needed, into a ring of slots in shared memory; the other warps take them out.
+ * The weights of a persistent kernel on their way from memory: one warp copies them, in the order
+ * in which they are needed, into a ring of slots in shared memory; the other warps take them out.
  *
  *   slot   16 outputs by MR_RING_INPUTS inputs: [block of 64 inputs][output][64], one copy of a
  *          tensor map; what lies behind the last input is zeroes

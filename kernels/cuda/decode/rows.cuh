@@ -52,7 +52,8 @@ __device__ static inline void mr_load_gains(const mr_decode_args &a, mr_cuda_ptr
     const bool narrow = mr_is_narrow(a);
 #pragma unroll
     for (int m = 0; m < MR_NARROW_PARTS; m++) {
-        const uint32_t i = 4 * (narrow ? threadIdx.x % 32 + m * 32 : threadIdx.x + m * MR_DECODE_TAKERS);
+        const uint32_t i =
+            4 * (narrow ? threadIdx.x % 32 + m * 32 : threadIdx.x + m * MR_DECODE_TAKERS);
         g.v[m] = i < a.p.width && (narrow || m < MR_NORM_PARTS)
                      ? __ldg(reinterpret_cast<const float4 *>(mr_ptr<const float>(from) + i))
                      : make_float4(0.0f, 0.0f, 0.0f, 0.0f);
@@ -133,8 +134,7 @@ struct mr_norm_rows {
 __device__ static inline void mr_load_stream(const mr_decode_args &a, const mr_decode_state &st,
                                              uint32_t first, mr_norm_rows &x)
 {
-    const float *stream =
-        mr_ptr<const float>(st.stream) + static_cast<size_t>(first) * a.p.width;
+    const float *stream = mr_ptr<const float>(st.stream) + static_cast<size_t>(first) * a.p.width;
 #pragma unroll
     for (int r = 0; r < MR_DECODE_NORMS; r++) {
 #pragma unroll

@@ -25,7 +25,7 @@ struct mr_cuda_context {
     void *workspace; /* of cuBLASLt */
     size_t workspace_bytes;
     mr_cuda_gemm_cache *gemms;
-    float tuning_ms; /* spent on finding the fastest of algorithms */
+    float tuning_ms;     /* spent on finding the fastest of algorithms */
     void *encode_tensor; /* of the driver; null where it has none */
 };
 
