@@ -10,22 +10,18 @@
  * products; the scale of an output is applied to its sum.
  *
  *   grid    one block for 16 · MT outputs (gated: 16 gates and their 16 ups)
- *   block   8 warps (4 with weights in F8_E4M3), which take chunks of 32 (64) inputs in turn; their
- *           sums meet in shared memory and are added in the order of the warps
+ *   block   8 warps, which take chunks of 32 inputs (64 in F8_E4M3) in turn; their sums meet in
+ *           shared memory and are added in the order of the warps
  *
  * Sums in float32, in an order that depends on k only: a row does not depend on its neighbours.
  */
 #include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
-#define LOADS 4  /* of 16 bytes of weights: a quad's share of a chunk */
-#define TILE  16 /* outputs */
-
-/* Warps of a block. Rows of one byte an element are short: fewer warps share one, and more blocks
- * run. */
-template <bool CODED> struct mr_few_warps {
-    static constexpr int value = CODED ? 4 : 8;
-};
+#define WARPS   8
+#define THREADS (WARPS * 32)
+#define LOADS   4  /* of 16 bytes of weights: a quad's share of a chunk */
+#define TILE    16 /* outputs */
 
 /* Weights pass by once: they need not stay in the first cache. */
 __device__ static inline uint4 mr_load_once(const uint4 *p)
@@ -48,7 +44,7 @@ __device__ static inline uint32_t mr_output(const mr_cuda_linear &p, uint32_t fi
 }
 
 /* sums: [WARPS][MT][NT][TILE][8] */
-template <int WARPS, int MT, int NT>
+template <int MT, int NT>
 __device__ static inline float mr_sum_warps(const float *sums, uint32_t m, uint32_t line,
                                             uint32_t row)
 {
@@ -64,7 +60,7 @@ template <int MT, int UNROLL> struct mr_weights_ahead {
     uint4 v[UNROLL][MT][2];
 };
 
-template <int WARPS, int MT, int UNROLL>
+template <int MT, int UNROLL>
 __device__ static inline void mr_load_weights(const uint4 *const (&lines)[MT][2], uint32_t c,
                                               uint32_t vectors, mr_weights_ahead<MT, UNROLL> &a)
 {
@@ -79,7 +75,7 @@ __device__ static inline void mr_load_weights(const uint4 *const (&lines)[MT][2]
     }
 }
 
-template <typename T, int WARPS, int MT, int NT, int UNROLL>
+template <typename T, int MT, int NT, int UNROLL>
 __device__ static inline void mr_multiply(const uint4 *in, uint32_t rows, uint32_t c,
                                           uint32_t vectors, const mr_weights_ahead<MT, UNROLL> &a,
                                           float (&acc)[MT][NT][4])
@@ -110,7 +106,7 @@ __device__ static inline void mr_multiply(const uint4 *in, uint32_t rows, uint32
     }
 }
 
-template <typename T, int WARPS, int MT, int NT, int UNROLL>
+template <typename T, int MT, int NT, int UNROLL>
 __device__ static inline void
 mr_multiply_codes(const uint4 *in, uint32_t rows, uint32_t c, uint32_t vectors,
                   const mr_weights_ahead<MT, UNROLL> &a, float (&acc)[MT][NT][4])
@@ -155,11 +151,10 @@ mr_multiply_codes(const uint4 *in, uint32_t rows, uint32_t c, uint32_t vectors,
 }
 
 template <typename T, bool CODED, int MT, int NT>
-__global__ static void __launch_bounds__(mr_few_warps<CODED>::value * 32)
+__global__ static void __launch_bounds__(THREADS)
     mr_linear_few_kernel(mr_cuda_linear p, const uint4 *weight, const float *weight_scale,
                          const uint4 *in, void *out, const float *bias)
 {
-    constexpr int WARPS = mr_few_warps<CODED>::value;
     constexpr int UNROLL = 4 / MT;
     __shared__ float sums[WARPS * MT * NT * TILE * 8];
     const uint32_t warp = threadIdx.x / 32;
@@ -178,16 +173,16 @@ __global__ static void __launch_bounds__(mr_few_warps<CODED>::value * 32)
     /* Weights are nobody's output: they are on their way while the rows are still being made. */
     mr_weights_ahead<MT, UNROLL> a;
     mr_let_next_come();
-    mr_load_weights<WARPS, MT, UNROLL>(lines, warp, vectors, a);
+    mr_load_weights<MT, UNROLL>(lines, warp, vectors, a);
     mr_wait_for_previous();
     float acc[MT][NT][4] = {};
     for (uint32_t c = warp; c < chunks; c += WARPS * UNROLL) {
         mr_weights_ahead<MT, UNROLL> next;
-        mr_load_weights<WARPS, MT, UNROLL>(lines, c + WARPS * UNROLL, vectors, next);
+        mr_load_weights<MT, UNROLL>(lines, c + WARPS * UNROLL, vectors, next);
         if (CODED) {
-            mr_multiply_codes<T, WARPS, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
+            mr_multiply_codes<T, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
         } else {
-            mr_multiply<T, WARPS, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
+            mr_multiply<T, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
         }
         a = next;
     }
@@ -205,7 +200,7 @@ __global__ static void __launch_bounds__(mr_few_warps<CODED>::value * 32)
     __syncthreads();
     const uint32_t tiles = p.gated ? 1 : MT;
     const uint32_t outputs = p.gated ? p.n / 2 : p.n;
-    for (uint32_t i = threadIdx.x; i < tiles * TILE * NT * 8; i += WARPS * 32) {
+    for (uint32_t i = threadIdx.x; i < tiles * TILE * NT * 8; i += THREADS) {
         const uint32_t line = i % TILE;
         const uint32_t m = i / TILE % tiles;
         const uint32_t row = i / (TILE * tiles);
@@ -213,11 +208,10 @@ __global__ static void __launch_bounds__(mr_few_warps<CODED>::value * 32)
         if (row >= p.rows || o >= outputs) {
             continue;
         }
-        float y =
-            mr_sum_warps<WARPS, MT, NT>(sums, m, line, row) * (CODED ? weight_scale[o] : 1.0f);
+        float y = mr_sum_warps<MT, NT>(sums, m, line, row) * (CODED ? weight_scale[o] : 1.0f);
         if (p.gated) {
             /* As if the two had been stored: the separate operator rounds them too. */
-            const float sum = mr_sum_warps<WARPS, MT, NT>(sums, MT - 1, line, row) *
+            const float sum = mr_sum_warps<MT, NT>(sums, MT - 1, line, row) *
                               (CODED ? weight_scale[outputs + o] : 1.0f);
             const float up = mr_to_float(mr_from_float<T>(sum));
             y = mr_activate(p.activation, mr_to_float(mr_from_float<T>(y))) * up;
@@ -234,7 +228,7 @@ static int launch(mr_cuda_context *context, const mr_cuda_linear *p)
     const uint32_t outputs = p->gated ? p->n / 2 : p->n;
     const uint32_t step = p->gated ? TILE : TILE * MT;
     return mr_launch(context, mr_linear_few_kernel<T, CODED, MT, NT>, mr_ceil_div(outputs, step),
-                     mr_few_warps<CODED>::value * 32, 0, *p, mr_at<const uint4>(p->weight),
+                     THREADS, 0, *p, mr_at<const uint4>(p->weight),
                      mr_at<const float>(p->weight_scale), mr_at<const uint4>(p->in),
                      mr_at<void>(p->out), mr_at<const float>(p->bias));
 }

@@ -130,7 +130,7 @@ static void test_rows_are_rounded_for_many(void **state)
     const tiny_dims dims = tiny_dims_default();
     fixture f;
     open_fixture(&f, &dims, MR_DTYPE_BF16, MR_DTYPE_BF16);
-    feed(&f, 8);
+    feed(&f, 4);
     assert_int_equal(fake_count("quantize"), 0);
     assert_int_equal(fake.linears[0].weight_type, MR_DTYPE_F8_E4M3);
     assert_true(fake.linears[0].weight_scale != 0 && fake.linears[0].coded.codes == 0);
