@@ -5,8 +5,9 @@
     gpu.py BUNDLE_DIR OUT.json [--model MODEL.gguf] [--parts tests,model,8b,smollm2]
 
 BUNDLE_DIR has bin/millrace and, for the tests, bin/test_gpu_*. The large models have random weights
-(load_format: random). The copy bandwidth is measured with PyTorch where it is there, and profiles
-are Nsight Compute's.
+(load_format: random). Ceilings are measured with PyTorch where it is there, and profiles are Nsight
+Compute's. Parts: tests, model, serve, ceilings, 8b, smollm2, profile, and those of gpu_checks.py and
+gpu_fp8.py.
 """
 import argparse
 import csv
@@ -18,30 +19,12 @@ import subprocess
 import tempfile
 import time
 
+import gpu_checks
+import gpu_fp8
+from gpu_tools import run, say, settings, shape_dir
+
 HERE = pathlib.Path(__file__).resolve().parent
-SHAPES = {
-    "8b": dict(hidden_size=4096, intermediate_size=14336, num_hidden_layers=32, num_attention_heads=32,
-               num_key_value_heads=8, vocab_size=128256, max_position_embeddings=8192, rope_theta=500000.0,
-               tie_word_embeddings=False),
-    "smollm2": dict(hidden_size=576, intermediate_size=1536, num_hidden_layers=30, num_attention_heads=9,
-                    num_key_value_heads=3, vocab_size=49152, max_position_embeddings=8192,
-                    rope_theta=100000.0, tie_word_embeddings=True),
-}
 PROMPTS = [[1, 300, 41, 5, 900], [1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], list(range(100, 420))]
-
-
-def run(command, timeout, stdin=None):
-    begin = time.time()
-    try:
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=timeout, input=stdin)
-        code, out, err = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as e:
-        code, out, err = -1, (e.stdout or b"").decode(), (e.stderr or b"").decode() + "\ntimed out"
-    return {"rc": code, "out": out, "err": err, "s": round(time.time() - begin, 2)}
-
-
-def say(*what):
-    print(*what, flush=True)
 
 
 def tests(bundle):
@@ -55,22 +38,6 @@ def tests(bundle):
         if r["rc"] != 0:
             say(text[-3000:])
     return found
-
-
-def copy_bandwidth():
-    code = ("import torch\n"
-            "a=torch.empty(1<<30,dtype=torch.float32,device='cuda').normal_();b=torch.empty_like(a)\n"
-            "t=[]\n"
-            "for i in range(20):\n"
-            " s=torch.cuda.Event(enable_timing=True);e=torch.cuda.Event(enable_timing=True)\n"
-            " s.record();b.copy_(a);e.record();torch.cuda.synchronize();t.append(s.elapsed_time(e))\n"
-            "t.sort();print(2*a.numel()*4/(t[10]*1e-3)/1e9)\n")
-    r = run(["python3", "-c", code], 120)
-    return float(r["out"]) if r["rc"] == 0 else None
-
-
-def settings(pairs):
-    return [x for p in pairs for x in ("--set", p)]
 
 
 def greedy(binary, model, pairs, n):
@@ -132,42 +99,37 @@ def model_checks(bundle, model, reference):
                         "greedy": greedy(binary, model, pairs, 100)}
         if not reference:
             result[name]["golden"] = golden(binary, model, pairs)
-    result["gpu bf16 again"] = {"greedy": greedy(binary, model, ways["gpu bf16"], 100)}
-    want = result["cpu f32" if reference else "gpu f32"]["greedy"].get("ids")
+    exact = result["cpu f32" if reference else "gpu f32"]
+    want = exact["greedy"].get("ids")
     for name, r in result.items():
+        if isinstance(r["score"], dict) and isinstance(exact["score"], dict):
+            r["score"]["of_f32"] = round(r["score"]["perplexity"] / exact["score"]["perplexity"], 5)
         ids = r["greedy"].get("ids")
         if ids and want:
             r["equal_tokens"] = [next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(y))
                                  for x, y in zip(ids, want)]
         say(name, r.get("score"), r.get("equal_tokens"), r.get("golden"), r["greedy"].get("error"))
-    again = result["gpu bf16 again"]["greedy"].get("ids")
-    result["two_runs_equal"] = again is not None and again == result["gpu bf16"]["greedy"].get("ids")
-    say("two runs equal", result["two_runs_equal"])
+    result["two_runs_equal"] = gpu_checks.equal(bundle, model, [])
     return result
 
 
-def shape_dir(shape):
-    path = pathlib.Path(tempfile.gettempdir()) / f"millrace-{shape}"
-    path.mkdir(exist_ok=True)
-    config = dict(architectures=["LlamaForCausalLM"], model_type="llama", hidden_act="silu", rms_norm_eps=1e-5,
-                  torch_dtype="bfloat16", bos_token_id=1, eos_token_id=2, **SHAPES[shape])
-    (path / "config.json").write_text(json.dumps(config))
-    return path
-
-
-def bench(bundle, shape, decode, prefill, pairs):
+def bench(bundle, shape, decode, prefill, pairs, copy=None):
     r = run([bundle / "bin" / "millrace", "bench", "offline", "--model", shape_dir(shape), "--decode",
              ",".join(map(str, decode)), "--prefill", ",".join(map(str, prefill)), "--prompt", "128",
-             "--generate", "128", "--json", *settings(["backend=cuda", "load_format=random", *pairs])], 280)
+             "--generate", "128", "--json", *settings(["backend=cuda", "load_format=random", "log.level=debug", *pairs])], 190)
     say(r["err"][-2500:])
     if r["rc"] != 0:
         say("bench failed", r["rc"], r["out"][-500:])
         return {"rc": r["rc"], "err": r["err"][-2000:]}
     result = json.loads(r["out"])
+    graphs = gpu_checks.launches(r["err"])
     for row in result["decode"]:
-        row["step_ms"] = round(1000 * row["batch"] / row["tokens_per_s"], 4)
+        gpu_checks.judge_decode(shape, row, copy)
+        row["launches"] = graphs.get(row["batch"])
         say(shape, "decode", row)
     for row in result["prefill"]:
+        if shape == "8b" and row["tokens"] == 8192:
+            row["to_vllm"] = round(row["tokens_per_s"] / gpu_checks.VLLM_PREFILL["1 x 8192"], 3)
         say(shape, "prefill", row)
     say("load_s", result["load_s"])
     return result
@@ -227,17 +189,22 @@ def main():
     if "serve" in parts and a.model:
         result["serve"] = serve(a.bundle, a.model)
         save()
-    if "copy" in parts or "8b" in parts:
-        result["copy_gb_s"] = copy_bandwidth()
-        say("copy", result["copy_gb_s"], "GB/s")
-    if "8b" in parts:
-        result["8b"] = bench(a.bundle, "8b", [1, 8, 32, 128, 256], [1024, 8192], a.set)
+    copy = None
+    if "ceilings" in parts or "8b" in parts:
+        result["ceilings"] = gpu_checks.ceilings(a.bundle, a.set)
+        copy = result["ceilings"].get("copy_gb_s")
         save()
+    for shape, decode in (("8b", [1, 8, 32, 128, 256]), ("smollm2", [1, 32, 256])):
+        if shape in parts:
+            result[shape] = bench(a.bundle, shape, decode, [1024, 8192], a.set, copy)
+            save()
     if "profile" in parts:
         result["profile"] = profile(a.bundle, "8b", a.set)
         save()
-    if "smollm2" in parts:
-        result["smollm2"] = bench(a.bundle, "smollm2", [1, 32, 256], [1024, 8192], a.set)
+    for name, part in {**gpu_checks.PARTS, **gpu_fp8.PARTS}.items():
+        if name in parts and name not in result:
+            result[name] = part(a.bundle, a.set)
+            save()
     save()
 
 

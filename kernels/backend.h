@@ -4,7 +4,7 @@
  * tests implement it with a script. Everything above calls through these tables only.
  *
  *   backend ──upload(plan)──► weights ──compile(plan, weights, options)──► exec
- *   exec: submit(batch) … wait(output), one step in flight, one thread at a time
+ *   exec: submit(batch) … wait(output), steps in order, one thread at a time
  */
 #ifndef MILLRACE_KERNELS_BACKEND_H
 #define MILLRACE_KERNELS_BACKEND_H
@@ -29,6 +29,7 @@ typedef struct mr_backend_info {
     uint32_t threads;  /* CPU threads in use; 0 on a device */
     uint64_t memory_bytes; /* memory it may take */
     bool asynchronous;     /* submit() returns before the step is done */
+    bool takes_two;        /* submit() takes a step while the one before it is not waited for */
 } mr_backend_info;
 
 /* Called now and then during long work: `done` of `total` bytes. Any thread of the backend. */
@@ -41,7 +42,7 @@ typedef struct mr_exec_options {
     uint32_t max_context; /* positions a sequence may have */
     uint32_t block_size;  /* tokens a KV block */
     uint32_t n_blocks;    /* blocks of the pool, block 0 included */
-    mr_dtype kv_dtype;    /* F32, F16, BF16 or I8: kv_layout.h */
+    mr_dtype kv_dtype;    /* F32, F16, BF16, F8_E4M3 or I8: kv_layout.h */
     bool keep_logits;     /* step outputs carry [R][V] logits */
 } mr_exec_options;
 
@@ -133,7 +134,8 @@ typedef struct mr_exec_vtable {
      * when the batch breaks a limit of compile(); INTERNAL when the device failed, which is final
      * for this executor. */
     mr_status (*submit)(mr_exec *exec, const mr_batch *batch, mr_error *err);
-    /* Blocks until the submitted step is done. `out` is valid until the next submit(). */
+    /* Blocks until the submitted step, the first of two, is done. `out` is valid until the next
+     * submit(). */
     mr_status (*wait)(mr_exec *exec, mr_step_output *out, mr_error *err);
     /* Between steps only. */
     mr_status (*copy_blocks)(mr_exec *exec, const mr_block_copy *copies, size_t count,

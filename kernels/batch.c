@@ -143,6 +143,11 @@ void mr_batch_reset(mr_batch_storage *s)
     s->seq_start[0] = 0;
 }
 
+void mr_batch_follow(mr_batch_storage *s, uint64_t step)
+{
+    s->batch.step = step;
+}
+
 const mr_batch *mr_batch_get(const mr_batch_storage *s)
 {
     const uint32_t n = s->batch.n_tokens;

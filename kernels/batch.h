@@ -137,6 +137,8 @@ MR_MUST_USE mr_status mr_batch_storage_create(const mr_batch_limits *limits,
 void mr_batch_storage_destroy(mr_batch_storage *storage);
 /* Empties it for the next step; `step` goes up by one. */
 void mr_batch_reset(mr_batch_storage *storage);
+/* The next step follows `step`, which another storage had. */
+void mr_batch_follow(mr_batch_storage *storage, uint64_t step);
 const mr_batch *mr_batch_get(const mr_batch_storage *storage);
 
 /* Starts the next sequence: `slot`, context length after the step, adapter (0: base). */

@@ -9,7 +9,7 @@
 bool mr_kv_dtype_known(mr_dtype dtype)
 {
     return dtype == MR_DTYPE_F32 || dtype == MR_DTYPE_F16 || dtype == MR_DTYPE_BF16 ||
-           dtype == MR_DTYPE_I8;
+           dtype == MR_DTYPE_F8_E4M3 || dtype == MR_DTYPE_I8;
 }
 
 bool mr_kv_layout_make(const mr_plan_kv *kv, mr_dtype dtype, uint32_t block_size, mr_kv_layout *out)

@@ -4,6 +4,7 @@
  *
  *   pool   [layer][key, value] planes of [n_blocks][G] pieces: one head in one block
  *   piece  f32, f16, bf16   block_size · D elements
+ *          fp8 (F8_E4M3)    block_size · D codes; one scale a layer, the plan's
  *          int8             block_size scales (float), then block_size · D codes
  *                           x ≈ scale · code, one scale a token and KV head, codes ±127
  *
@@ -28,7 +29,7 @@ typedef struct mr_kv_layout {
     uint64_t all;    /* one block of all planes */
 } mr_kv_layout;
 
-/* Whether K/V can be kept in this type: F32, F16, BF16, I8. */
+/* Whether K/V can be kept in this type: F32, F16, BF16, F8_E4M3, I8. */
 bool mr_kv_dtype_known(mr_dtype dtype);
 
 /* False when a size does not fit, or the type is none of those. */

@@ -37,6 +37,8 @@ void mr_plan_destroy(mr_plan *plan)
     free(plan->ops);
     free(plan->ropes);
     free(plan->kv.group_of);
+    free(plan->kv.key_scales);
+    free(plan->kv.value_scales);
     free(plan);
 }
 
@@ -167,6 +169,8 @@ mr_status mr_plan_set_kv(mr_plan *plan, uint32_t layers, uint32_t heads, uint32_
         return MR_RESOURCE_EXHAUSTED;
     }
     free(plan->kv.group_of);
+    free(plan->kv.key_scales);
+    free(plan->kv.value_scales);
     plan->kv = (mr_plan_kv){.layers = layers,
                             .heads = heads,
                             .head_width = head_width,

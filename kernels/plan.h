@@ -117,6 +117,10 @@ typedef struct mr_plan_kv {
     uint32_t head_width; /* D */
     uint32_t groups;     /* kv groups: layers of one group share block tables; at least 1 */
     uint8_t *group_of;   /* [layers]; owned by the plan */
+    /* [layers], owned by the plan: what the checkpoint has for a cache of F8_E4M3, where an element
+     * is its code times the scale; NULL: 1. */
+    float *key_scales;
+    float *value_scales;
 } mr_plan_kv;
 
 typedef enum mr_op_kind {

@@ -67,6 +67,7 @@ typedef struct mr_weight_codes {
     uint64_t scale_group;    /* from a group's to the next one's */
     uint32_t scale_rows;     /* outputs that share a scale: 1, but in FP8 of blocks */
     uint32_t group;          /* inputs that share a scale, K at most */
+    float input_scale;       /* F8_E4M3: what the checkpoint rounds inputs by; 0: nothing */
     const uint8_t *group_of; /* int32 [K], each below the groups; NULL: k / group. Borrowed */
     uint32_t first;          /* line or place of the arrays that is the matrix's output 0 */
     bool centred;            /* every zero is 2^(bits − 1) */

@@ -85,6 +85,30 @@ static mr_status add_op(const builder *b, const mr_op *op)
     return check_append(b, mr_plan_add_op(b->plan, op));
 }
 
+/* ---- names ---- */
+
+/* The name of a role's tensor: "blk.3.attn_q" and "weight" give "blk.3.attn_q.weight". */
+static void name_tensor(const builder *b, mr_tensor_role role, uint32_t layer, const char *suffix,
+                        char out[NAME_BYTES])
+{
+    const char *module = b->source->names->module[role];
+    const char *mark = strstr(module, "%u");
+    if (mark == NULL) {
+        snprintf(out, NAME_BYTES, "%s.%s", module, suffix);
+    } else {
+        snprintf(out, NAME_BYTES, "%.*s%u%s.%s", (int)(mark - module), module, layer, mark + 2,
+                 suffix);
+    }
+}
+
+/* "model.layers.0.mlp.up_proj" of that with ".weight". */
+static void name_module(const char *tensor, char out[NAME_BYTES])
+{
+    const size_t bytes = strlen(tensor) - strlen(".weight");
+    memcpy(out, tensor, bytes);
+    out[bytes] = '\0';
+}
+
 /* ---- buffers ---- */
 
 static mr_status add_buffer(const builder *b, const char *name, mr_row_space rows, uint32_t width,
@@ -111,11 +135,41 @@ static mr_status add_row_buffers(builder *b, mr_row_space rows)
     return add_buffer(b, "act", rows, c->ffn_width, &r->act);
 }
 
+/* Scales of an F8_E4M3 cache, of checkpoints that have them. */
+static mr_status add_kv_scales(const builder *b)
+{
+    const mr_tensor_table *tensors = b->source->tensors;
+    const uint32_t layers = b->config->layers;
+    const mr_tensor_role roles[2] = {MR_ROLE_K, MR_ROLE_V};
+    if (tensors == NULL || mr_quant_kv_layers(tensors) == 0 ||
+        b->source->names->module[MR_ROLE_K] == NULL) {
+        return MR_OK;
+    }
+    for (uint32_t which = 0; which < 2; which++) {
+        float *scales = mr_calloc(layers, sizeof(*scales));
+        if (scales == NULL) {
+            return check_append(b, MR_RESOURCE_EXHAUSTED);
+        }
+        *(which == 0 ? &b->plan->kv.key_scales : &b->plan->kv.value_scales) = scales;
+        for (uint32_t layer = 0; layer < layers; layer++) {
+            char tensor[NAME_BYTES];
+            char module[NAME_BYTES];
+            name_tensor(b, roles[which], layer, "weight", tensor);
+            name_module(tensor, module);
+            if (!mr_quant_kv_scale(tensors, module, which == 0, &scales[layer])) {
+                scales[layer] = 1.0f;
+            }
+        }
+    }
+    return MR_OK;
+}
+
 static mr_status add_tables(builder *b)
 {
     const mr_model_config *c = b->config;
     b->plan->vocab_size = c->vocab_size;
     MR_TRY(check_append(b, mr_plan_set_kv(b->plan, c->layers, c->kv_heads, c->head_width)));
+    MR_TRY(add_kv_scales(b));
     b->rope = UINT16_MAX;
     if (c->learned_positions == 0) {
         MR_TRY(check_append(b, mr_plan_add_rope(b->plan, &c->rope, &b->rope)));
@@ -129,20 +183,6 @@ static mr_status add_tables(builder *b)
 }
 
 /* ---- weights ---- */
-
-/* The name of a role's tensor: "blk.3.attn_q" and "weight" give "blk.3.attn_q.weight". */
-static void name_tensor(const builder *b, mr_tensor_role role, uint32_t layer, const char *suffix,
-                        char out[NAME_BYTES])
-{
-    const char *module = b->source->names->module[role];
-    const char *mark = strstr(module, "%u");
-    if (mark == NULL) {
-        snprintf(out, NAME_BYTES, "%s.%s", module, suffix);
-    } else {
-        snprintf(out, NAME_BYTES, "%.*s%u%s.%s", (int)(mark - module), module, layer, mark + 2,
-                 suffix);
-    }
-}
 
 static bool has_tensor(const builder *b, const char *name)
 {
@@ -159,14 +199,6 @@ static void make_random(const builder *b, mr_plan_weight *weight)
     weight->random = true;
     weight->random_seed = b->source->random_seed;
     weight->random_stream = b->plan->n_weights;
-}
-
-/* "model.layers.0.mlp.up_proj" of that with ".weight". */
-static void name_module(const char *tensor, char out[NAME_BYTES])
-{
-    const size_t bytes = strlen(tensor) - strlen(".weight");
-    memcpy(out, tensor, bytes);
-    out[bytes] = '\0';
 }
 
 /* The weight's codes, if it has some. */

@@ -178,7 +178,7 @@ static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
         const uint32_t scaled = mr_quant_kv_layers(tensors);
         if (scaled > 0) {
             snprintf(model->config.kv_scales, sizeof(model->config.kv_scales),
-                     "checkpoint, %" PRIu32 " of %" PRIu32 " layers; not used", scaled,
+                     "checkpoint, %" PRIu32 " of %" PRIu32 " layers; used by fp8 caches", scaled,
                      model->config.layers);
         }
     }

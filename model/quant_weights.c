@@ -2,6 +2,7 @@
 #include "model/quant_weights.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -360,6 +361,37 @@ static void set_bytes(mr_code_matrix *m, const mr_model_tensor *tensor, mr_code_
                           .line = columns};
 }
 
+/* The one positive number of a tensor. */
+static bool read_number(const mr_model_tensor *tensor, float *out)
+{
+    const mr_dtype_info *type = mr_dtype_info_get(tensor->dtype);
+    if ((tensor->dtype != MR_DTYPE_F32 && tensor->dtype != MR_DTYPE_F16 &&
+         tensor->dtype != MR_DTYPE_BF16) ||
+        tensor->bytes != type->block_bytes) {
+        return false;
+    }
+    mr_dequantize(tensor->dtype, tensor->data, out, 1);
+    return *out > 0.0f && isfinite(*out);
+}
+
+/* The scale that inputs are rounded by, where the checkpoint has one for all of them. */
+static mr_status take_input_scale(const finder *f)
+{
+    const mr_model_tensor *scale = take(f, "input_scale");
+    if (scale == NULL) {
+        return MR_OK;
+    }
+    float value = 0.0f;
+    if (!read_number(scale, &value)) {
+        return mr_fail(f->err, MR_DATA_LOSS,
+                       "tensor '%s' is no positive number; the checkpoint is damaged, download it "
+                       "again",
+                       scale->name);
+    }
+    f->out->input_scale = value;
+    return MR_OK;
+}
+
 static mr_status find_bytes(finder *f, const mr_model_tensor *codes)
 {
     const mr_quant_module *m = f->module;
@@ -371,6 +403,9 @@ static mr_status find_bytes(finder *f, const mr_model_tensor *codes)
     set_bytes(&f->out->codes, codes, e4m3 ? MR_CODES_E4M3 : MR_CODES_INT8, m->k);
     const bool inverse = look_up(f->tensors, m->name, "weight_scale_inv") != NULL;
     MR_TRY(take_scales_along(f, inverse ? "weight_scale_inv" : "weight_scale"));
+    if (e4m3) {
+        MR_TRY(take_input_scale(f));
+    }
     const mr_model_tensor *zeros = e4m3 ? NULL : take(f, "weight_zero_point");
     if (zeros == NULL && !e4m3 && !f->scheme.symmetric) {
         return missing(f, "weight_zero_point");
@@ -487,6 +522,39 @@ uint32_t mr_quant_unit(const mr_quant_config *config, const mr_tensor_table *ten
         return k;
     }
     return group == 0 ? MR_CODES_BLOCK : group;
+}
+
+/* Names that tools have for it, by the key or value projection or the attention around it. */
+static const mr_model_tensor *kv_scale_of(const mr_tensor_table *tensors, const char *projection,
+                                          bool key)
+{
+    const char *own = key ? "k_scale" : "v_scale";
+    const char *dot = strrchr(projection, '.');
+    char attention[NAME_BYTES];
+    char inner[NAME_BYTES];
+    (void)snprintf(attention, sizeof(attention), "%.*s", dot != NULL ? (int)(dot - projection) : 0,
+                   projection);
+    (void)snprintf(inner, sizeof(inner), "%.140s.attn", attention);
+    const char *const modules[] = {projection, projection, attention, inner, attention};
+    const char *const suffixes[] = {own, "output_scale", own, own, "kv_scale"};
+    const mr_model_tensor *tensor = NULL;
+    for (size_t i = 0; tensor == NULL && i < sizeof(modules) / sizeof(modules[0]); i++) {
+        tensor = look_up(tensors, modules[i], suffixes[i]);
+    }
+    return tensor;
+}
+
+bool mr_quant_kv_scale(const mr_tensor_table *tensors, const char *projection, bool key,
+                       float *scale)
+{
+    const mr_model_tensor *tensor = kv_scale_of(tensors, projection, key);
+    float value = 0.0f;
+    if (tensor == NULL || !read_number(tensor, &value)) {
+        return false;
+    }
+    mr_tensor_table_mark_used(tensors, tensor);
+    *scale = value;
+    return true;
 }
 
 static bool ends_with(const char *text, const char *end)

@@ -156,6 +156,9 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
     for (uint32_t i = 0; i < s->n_planned; i++) {
         const mr_planned *part = &s->planned[i];
         tokens += part->tokens;
+        if (part->sequence == NULL) {
+            continue;
+        }
         s->stats.prompt_tokens += prompt_part(part->sequence, part->tokens);
         part->sequence->n_computed += part->tokens;
     }
@@ -168,6 +171,10 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
         const uint32_t first = row;
         const uint32_t rows = part->scored + part->drawn;
         row += rows;
+        if (sequence == NULL) {
+            s->n_dropped += rows;
+            continue;
+        }
         /* Another of its choices may have ended the request just now. */
         if (sequence->group->n_open == 0 || !check_rows(s, sequence, output, first, rows, now_ns)) {
             continue;
@@ -180,8 +187,7 @@ void mr_scheduler_apply(mr_scheduler *s, const mr_step_output *output, uint64_t 
             take_rows(s, part, output, first + part->scored, now_ns);
         }
     }
-    s->n_planned = 0;
-    s->n_rows = 0;
+    mr_scheduler_take_ahead(s);
     mr_scheduler_drop_ended(s);
     mr_sequence_list_keep(&s->running, MR_SEQUENCE_RUNNING);
 #ifdef MR_DEBUG_CHECKS

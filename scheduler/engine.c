@@ -18,13 +18,18 @@ struct mr_engine {
     mr_exec *exec;  /* borrows */
     mr_inbox inbox; /* submitted requests */
     mr_event wake;
+    mr_event *failed; /* borrows; NULL: nobody waits for it, or it is set already */
     pthread_t thread;
 
     /* The engine thread's alone, once it runs. */
     mr_block_pool *pool;
     mr_host_tier *host_tier; /* NULL: none */
     mr_scheduler *scheduler;
-    mr_batch_storage *storage;
+    mr_batch_storage *storages[2]; /* of the step that was submitted last, and of the other one */
+    uint32_t last;                 /* of them */
+    uint64_t n_submitted;          /* steps */
+    bool takes_two;
+    bool in_flight;   /* a planned step was submitted and is not applied */
     mr_error failure; /* status MR_OK until the device fails */
     uint64_t taken;   /* requests taken out of the inbox */
     uint64_t last_step_ns;
@@ -86,39 +91,87 @@ static void mark_step(mr_engine *engine, uint64_t started_ns)
     pthread_mutex_unlock(&engine->mutex);
 }
 
-/* Runs the planned step. */
-static mr_status run(mr_engine *engine, mr_step_output *output, mr_error *err)
+/* The storage for the next step: not that of the step that may be under way. */
+static mr_batch_storage *next_storage(mr_engine *engine)
 {
-    size_t count;
-    const mr_block_copy *copies = mr_scheduler_copies(engine->scheduler, &count);
-    if (count > 0) {
-        MR_TRY(engine->exec->vt->copy_blocks(engine->exec, copies, count, err));
-    }
-    MR_TRY(engine->exec->vt->submit(engine->exec, mr_batch_get(engine->storage), err));
-    return engine->exec->vt->wait(engine->exec, output, err);
+    mr_batch_storage *storage = engine->storages[1 - engine->last];
+    mr_batch_follow(storage, engine->n_submitted);
+    return storage;
 }
 
-/* Plans a step and runs it. False, and when to come again, when there is nothing to run. */
-static bool step(mr_engine *engine, uint64_t *wake_ns)
+/* Submits what was planned into next_storage(). */
+static mr_status submit(mr_engine *engine, mr_error *err)
+{
+    engine->last = 1 - engine->last;
+    engine->n_submitted++;
+    return engine->exec->vt->submit(engine->exec, mr_batch_get(engine->storages[engine->last]),
+                                    err);
+}
+
+/* Plans a step and submits it, with no other under way. False, and when to come again, when there
+ * is nothing to run. */
+static bool begin(mr_engine *engine, uint64_t *wake_ns, mr_error *err)
 {
     const uint64_t now_ns = mr_clock_now(&engine->clock);
-    if (!mr_scheduler_plan(engine->scheduler, now_ns, engine->storage, wake_ns)) {
+    if (!mr_scheduler_plan(engine->scheduler, now_ns, next_storage(engine), wake_ns)) {
         return false;
     }
     /* Who ended while planning hears of it before the step, which may take long. */
     mr_scheduler_publish(engine->scheduler);
+    mark_step(engine, now_ns);
+    size_t count;
+    const mr_block_copy *copies = mr_scheduler_copies(engine->scheduler, &count);
+    mr_status status = MR_OK;
+    if (count > 0) {
+        status = engine->exec->vt->copy_blocks(engine->exec, copies, count, err);
+    }
+    engine->in_flight = status == MR_OK && submit(engine, err) == MR_OK;
+    return true;
+}
+
+/* The step under way is waited for, behind one more if that can be planned already. */
+static mr_status finish(mr_engine *engine, mr_step_output *output, bool *ahead, mr_error *err)
+{
+    *ahead = engine->takes_two &&
+             mr_scheduler_plan_ahead(engine->scheduler, mr_clock_now(&engine->clock),
+                                     next_storage(engine));
+    if (*ahead) {
+        MR_TRY(submit(engine, err));
+    }
+    return engine->exec->vt->wait(engine->exec, output, err);
+}
+
+/* Runs a step to its end. False, and when to come again, when there is nothing to run. */
+static bool step(mr_engine *engine, uint64_t *wake_ns)
+{
     mr_error err = {0};
     mr_step_output output;
-    mark_step(engine, now_ns);
-    const mr_status status = run(engine, &output, &err);
+    bool ahead = false;
+    if (!engine->in_flight && !begin(engine, wake_ns, &err)) {
+        return false;
+    }
+    const bool done = engine->in_flight && finish(engine, &output, &ahead, &err) == MR_OK;
     mark_step(engine, 0);
-    if (status != MR_OK) {
+    engine->in_flight = done && ahead;
+    if (!done) {
         device_failed(engine, &err);
         return true;
     }
     engine->last_step_ns = mr_clock_now(&engine->clock);
+    if (ahead) {
+        mark_step(engine, engine->last_step_ns);
+    }
     mr_scheduler_apply(engine->scheduler, &output, engine->last_step_ns);
     return true;
+}
+
+/* Nothing may be under way when the executor goes. */
+static void drop_step(mr_engine *engine)
+{
+    mr_step_output output;
+    if (engine->in_flight) {
+        (void)engine->exec->vt->wait(engine->exec, &output, NULL);
+    }
 }
 
 /* Shows the others where the engine stands. False when it shall quit. */
@@ -129,7 +182,7 @@ static bool show(mr_engine *engine, bool sleeps)
     mr_scheduler_stats_get(engine->scheduler, &engine->snapshot.scheduler);
     engine->snapshot.last_step_ns = engine->last_step_ns;
     engine->snapshot.failed = engine->failure.status != MR_OK;
-    engine->snapshot.busy = !mr_scheduler_idle(engine->scheduler);
+    engine->snapshot.busy = !mr_scheduler_idle(engine->scheduler) || engine->in_flight;
     engine->snapshot_taken = engine->taken;
     engine->untaken_ns = now_ns;
     engine->turn_ns = now_ns;
@@ -165,6 +218,15 @@ static void reset_if_asked(mr_engine *engine)
     }
 }
 
+/* After stats have it. */
+static void tell_failure(mr_engine *engine)
+{
+    if (engine->failure.status != MR_OK && engine->failed != NULL) {
+        mr_event_set(engine->failed);
+        engine->failed = NULL;
+    }
+}
+
 static void *engine_main(void *arg)
 {
     mr_engine *engine = arg;
@@ -177,10 +239,12 @@ static void *engine_main(void *arg)
         if (!show(engine, !ran)) {
             break;
         }
+        tell_failure(engine);
         if (!ran) {
             sleep_until(engine, wake_ns);
         }
     }
+    drop_step(engine);
     take_inbox(engine);
     mr_scheduler_destroy(engine->scheduler);
     engine->scheduler = NULL;
@@ -232,10 +296,12 @@ static mr_status create_parts(mr_engine *engine, const mr_engine_options *option
     MR_TRY(mr_scheduler_create(&scheduler, engine->pool, &engine->scheduler, err));
     mr_batch_limits limits;
     mr_scheduler_batch_limits(&options->scheduler, options->block_size, &limits);
-    if (mr_batch_storage_create(&limits, &engine->storage) != MR_OK) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED,
-                       "no memory for batches of %u tokens; lower max_batch_tokens",
-                       limits.max_tokens);
+    for (int i = 0; i < 2; i++) {
+        if (mr_batch_storage_create(&limits, &engine->storages[i]) != MR_OK) {
+            return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                           "no memory for batches of %u tokens; lower max_batch_tokens",
+                           limits.max_tokens);
+        }
     }
     return MR_OK;
 }
@@ -244,7 +310,8 @@ static void destroy_parts(mr_engine *engine)
 {
     mr_scheduler_destroy(engine->scheduler);
     mr_host_tier_destroy(engine->host_tier);
-    mr_batch_storage_destroy(engine->storage);
+    mr_batch_storage_destroy(engine->storages[0]);
+    mr_batch_storage_destroy(engine->storages[1]);
     mr_block_pool_destroy(engine->pool);
     mr_event_deinit(&engine->wake);
     pthread_mutex_destroy(&engine->mutex);
@@ -268,6 +335,8 @@ mr_status mr_engine_create(const mr_engine_options *options, mr_exec *exec, mr_e
     engine->clock = options->clock;
     engine->exec = exec;
     engine->asleep = true;
+    engine->failed = options->failed;
+    engine->takes_two = options->takes_two;
     init_shared(engine);
     const mr_status status = create_parts(engine, options, err);
     if (status != MR_OK) {

@@ -7,6 +7,7 @@
 #define MILLRACE_SCHEDULER_ENGINE_H
 
 #include "base/clock.h"
+#include "base/event.h"
 #include "base/status.h"
 #include "kernels/backend.h"
 #include "scheduler/request.h"
@@ -23,6 +24,8 @@ typedef struct mr_engine_options {
     uint64_t host_memory;   /* bytes of the host tier; 0: none */
     uint64_t block_bytes;   /* mr_kv_block_bytes(); with a host tier only */
     bool asynchronous;      /* as mr_backend_info has it; with a host tier only */
+    bool takes_two;         /* as mr_backend_info has it */
+    mr_event *failed;       /* set, once stats say so too, when the device failed; NULL: none */
     mr_clock clock;
 } mr_engine_options;
 

@@ -11,6 +11,7 @@
  *   swap.c       what is preempted, in the host tier (swap.h)
  *   prefix.c     blocks that the prefix cache has (prefix.h)
  *   rows.c       rows of the batch, and their parameters
+ *   ahead.c      the step behind the one that runs
  *   apply.c      tokens of the finished step
  *   verdict.c    what a token does to its choice
  *   fork.c       choices and beams on shared blocks
@@ -30,7 +31,7 @@
 
 /* A sequence's part of the planned step. */
 typedef struct mr_planned {
-    mr_sequence *sequence;
+    mr_sequence *sequence; /* NULL: it ended in the step before, what comes is dropped */
     uint32_t tokens;
     uint32_t scored; /* rows that score prompt tokens, from the request's n_prompt_scored on */
     uint32_t drawn; /* rows after its last token: choices 0 … drawn − 1 of a new request, else 1 */
@@ -69,7 +70,12 @@ struct mr_scheduler {
     mr_planned *planned; /* owns, [max_running] in batch order */
     uint32_t n_planned;
     uint32_t n_rows;
-    uint32_t tokens_left; /* of what the step being planned may have */
+    mr_planned *ahead; /* owns, [max_running] of the step behind the planned one; ahead.c */
+    uint32_t n_ahead;
+    uint32_t n_ahead_rows;
+    uint32_t ahead_in_a_row; /* steps that were planned so */
+    uint64_t n_dropped;      /* rows of them whose sequence had ended */
+    uint32_t tokens_left;    /* of what the step being planned may have */
     uint32_t rows_left;
     uint32_t history_left;
 
@@ -145,6 +151,9 @@ bool mr_scheduler_has_room(const mr_scheduler *scheduler, const mr_sequence *seq
 /* Gives running[index] the blocks for its next token, if need be by preempting others; false when
  * they are not to be had. Preempted ones stay in `running` until the caller drops them. */
 bool mr_scheduler_grow(mr_scheduler *scheduler, uint32_t index);
+/* Whether the token behind those that it has lacks its block, and taking that: a free one. */
+bool mr_scheduler_lacks_next(const mr_scheduler *scheduler, const mr_sequence *sequence);
+void mr_scheduler_grow_next(mr_scheduler *scheduler, mr_sequence *sequence);
 /* Gives back slots and blocks, if it has them. */
 void mr_scheduler_release(mr_scheduler *scheduler, mr_sequence *sequence);
 /* A sequence that was preempted max_preemptions times keeps what it has. */
@@ -176,6 +185,16 @@ uint32_t mr_scheduler_chunk(const mr_scheduler *scheduler, const mr_sequence *se
 /* Puts its next `count` tokens into the batch, with the rows that belong to them. */
 void mr_scheduler_emit(mr_scheduler *scheduler, mr_sequence *sequence, uint32_t count,
                        mr_batch_storage *storage);
+
+/* The same for the token that `row` of the planned step draws for it, and a row that draws the next
+ * one: a part of the step ahead. Its block is there. */
+void mr_scheduler_emit_ahead(mr_scheduler *scheduler, mr_sequence *sequence, uint32_t row,
+                             mr_batch_storage *storage);
+
+/* ahead.c */
+
+/* The planned step is applied: the one behind it, if there is one, takes its place. */
+void mr_scheduler_take_ahead(mr_scheduler *scheduler);
 
 /* verdict.c */
 

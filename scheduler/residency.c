@@ -231,6 +231,25 @@ static bool lacks_block(const mr_scheduler *s, const mr_sequence *sequence)
     return (uint64_t)sequence->n_blocks * s->block_size < sequence->n_tokens;
 }
 
+bool mr_scheduler_lacks_next(const mr_scheduler *s, const mr_sequence *sequence)
+{
+    return (uint64_t)sequence->n_blocks * s->block_size < (uint64_t)sequence->n_tokens + 1;
+}
+
+static void add_block(mr_scheduler *s, mr_sequence *sequence)
+{
+    MR_CHECK(sequence->n_blocks < s->max_blocks);
+    MR_CHECK(mr_block_pool_alloc(s->pool, 1, &sequence->blocks[sequence->n_blocks]) == MR_OK);
+    sequence->n_blocks++;
+}
+
+void mr_scheduler_grow_next(mr_scheduler *s, mr_sequence *sequence)
+{
+    if (mr_scheduler_lacks_next(s, sequence)) {
+        add_block(s, sequence);
+    }
+}
+
 bool mr_scheduler_has_room(const mr_scheduler *s, const mr_sequence *sequence)
 {
     bool room = true;
@@ -260,10 +279,7 @@ bool mr_scheduler_grow(mr_scheduler *s, uint32_t index)
     }
     for (uint32_t i = 0; i < members; i++) {
         if (lacks_block(s, &sequence[i])) {
-            MR_CHECK(sequence[i].n_blocks < s->max_blocks);
-            MR_CHECK(mr_block_pool_alloc(s->pool, 1, &sequence[i].blocks[sequence[i].n_blocks]) ==
-                     MR_OK);
-            sequence[i].n_blocks++;
+            add_block(s, &sequence[i]);
         }
     }
     return true;

@@ -133,16 +133,17 @@ static void add_score_row(mr_scheduler *s, const mr_sequence *sequence, uint32_t
     add_row(s, &params, shares ? NULL : request->bias_tokens, request->bias_values, storage);
 }
 
-/* Rows after all tokens of the sequence: one, or one for each choice if they all begin here. */
-static uint32_t add_drawn_rows(mr_scheduler *s, const mr_sequence *sequence,
+/* Rows after all tokens of the sequence, `ahead` of which are not drawn yet: one, or one for each
+ * choice if they all begin here. */
+static uint32_t add_drawn_rows(mr_scheduler *s, const mr_sequence *sequence, uint32_t ahead,
                                mr_batch_storage *storage)
 {
     const mr_request *request = sequence->request;
     const mr_group *group = sequence->group;
-    mr_row_params params = params_of(sequence, sequence->n_tokens);
+    mr_row_params params = params_of(sequence, sequence->n_tokens + ahead);
     const uint32_t *bias_tokens = request->bias_tokens;
     const float *bias_values = request->bias_values;
-    if (mr_scheduler_bans_stops(request, mr_sequence_generated(sequence))) {
+    if (mr_scheduler_bans_stops(request, mr_sequence_generated(sequence) + ahead)) {
         params.bias_count = list_bans(s, request);
         bias_tokens = s->bias_tokens;
         bias_values = s->bias_values;
@@ -150,7 +151,7 @@ static uint32_t add_drawn_rows(mr_scheduler *s, const mr_sequence *sequence,
     uint32_t count = 1;
     if (group->beams != NULL) {
         search_params(group->beams, &params);
-    } else if (group->n_generated == 0 && sequence->choice == 0) {
+    } else if (group->n_generated + ahead == 0 && sequence->choice == 0) {
         count = mr_min_u32(group->n_sequences, s->rows_left);
     }
     for (uint32_t i = 0; i < count; i++) {
@@ -200,16 +201,13 @@ static uint32_t add_tokens(mr_scheduler *s, const mr_sequence *sequence, uint32_
     return add_scoring_tokens(s, sequence, position, end, storage);
 }
 
-void mr_scheduler_emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count,
-                       mr_batch_storage *storage)
+/* Starts the sequence in the batch, which takes it to `end` tokens. Blocks are told as they come
+ * into use, which bounds what a step has to tell. */
+static void add_sequence(mr_scheduler *s, mr_sequence *sequence, uint32_t end,
+                         mr_batch_storage *storage)
 {
-    const uint32_t end = sequence->n_computed + count;
-    if (s->n_planned == 0) {
-        mr_batch_reset(storage);
-    }
     MR_CHECK(mr_batch_add_seq(storage, sequence->slot, end, 0) == MR_OK);
     mr_batch_set_rope_length(storage, sequence->request->n_prompt);
-    /* Blocks are told as they come into use, which bounds what a step has to tell. */
     const uint32_t in_use = mr_blocks_for(end, s->block_size);
     for (; sequence->n_sent < in_use; sequence->n_sent++) {
         const mr_block_delta delta = {
@@ -219,6 +217,16 @@ void mr_scheduler_emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count,
         };
         MR_CHECK(mr_batch_add_block(storage, &delta) == MR_OK);
     }
+}
+
+void mr_scheduler_emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count,
+                       mr_batch_storage *storage)
+{
+    const uint32_t end = sequence->n_computed + count;
+    if (s->n_planned == 0) {
+        mr_batch_reset(storage);
+    }
+    add_sequence(s, sequence, end, storage);
     mr_planned *part = &s->planned[s->n_planned++];
     *part = (mr_planned){.sequence = sequence, .tokens = count};
     part->scored = add_tokens(s, sequence, end, storage);
@@ -230,7 +238,23 @@ void mr_scheduler_emit(mr_scheduler *s, mr_sequence *sequence, uint32_t count,
         sequence->history_sent = end;
     }
     if (end == sequence->n_tokens) {
-        part->drawn = add_drawn_rows(s, sequence, storage);
+        part->drawn = add_drawn_rows(s, sequence, 0, storage);
     }
     s->tokens_left -= count;
+}
+
+void mr_scheduler_emit_ahead(mr_scheduler *s, mr_sequence *sequence, uint32_t row,
+                             mr_batch_storage *storage)
+{
+    const uint32_t position = sequence->n_tokens;
+    if (s->n_ahead == 0) {
+        mr_batch_reset(storage);
+    }
+    add_sequence(s, sequence, position + 1, storage);
+    const uint32_t kv_slot =
+        sequence->blocks[position / s->block_size] * s->block_size + position % s->block_size;
+    MR_CHECK(mr_batch_add_token(storage, mr_token_src_row(row), position, &kv_slot) == MR_OK);
+    mr_planned *part = &s->ahead[s->n_ahead++];
+    *part = (mr_planned){.sequence = sequence, .tokens = 1};
+    part->drawn = add_drawn_rows(s, sequence, 1, storage);
 }

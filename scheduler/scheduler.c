@@ -84,12 +84,13 @@ static mr_status allocate(mr_scheduler *s)
     s->tables = mr_calloc(slots * s->max_blocks, sizeof(*s->tables));
     s->free_slots = mr_calloc(slots, sizeof(*s->free_slots));
     s->planned = mr_calloc(slots, sizeof(*s->planned));
+    s->ahead = mr_calloc(slots, sizeof(*s->ahead));
     s->news = mr_calloc(s->max_news, sizeof(*s->news));
     s->group = mr_calloc(s->max_news, sizeof(*s->group));
     MR_TRY(mr_hasher_create(&s->hasher));
     if (s->eos == NULL || s->bias_tokens == NULL || s->bias_values == NULL || s->copies == NULL ||
-        s->tables == NULL || s->free_slots == NULL || s->planned == NULL || s->news == NULL ||
-        s->group == NULL) {
+        s->tables == NULL || s->free_slots == NULL || s->planned == NULL || s->ahead == NULL ||
+        s->news == NULL || s->group == NULL) {
         return MR_RESOURCE_EXHAUSTED;
     }
     MR_TRY(mr_fair_queue_init(&s->fair, &s->options.fair, s->max_live));
@@ -113,6 +114,7 @@ static void deallocate(mr_scheduler *s)
     free(s->tables);
     free(s->free_slots);
     free(s->planned);
+    free(s->ahead);
     free(s->news);
     free(s->group);
     free(s);
@@ -186,6 +188,7 @@ static void end_all(mr_scheduler *s, void (*ending)(mr_request *, const mr_error
     }
     mr_scheduler_drop_ended(s);
     s->n_planned = 0;
+    s->n_ahead = 0;
     s->n_rows = 0;
     s->n_copies = 0;
 }

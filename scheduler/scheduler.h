@@ -102,17 +102,26 @@ void mr_scheduler_add(mr_scheduler *scheduler, mr_request *request, uint64_t now
  * when to plan again though nothing new arrives (MR_NEVER: not before something does). Readers do
  * not announce what they took, so while a sequence is paused that is a few milliseconds away.
  * Cancelled and overdue requests end here, and their blocks are free when it returns; where more
- * than 256 wait, those among them end within eight steps. Should nothing be planned twice in a row
+ * than 256 wait, those among them end within eight plans. Should nothing be planned twice in a row
  * though something runs and no reader is waited for, the newest running request ends with INTERNAL
  * rather than that the engine spins. */
 bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage,
                        uint64_t *wake_ns);
 
+/* Plans the step behind the planned one before that is applied, with token sources that name its
+ * rows; for executors that take two steps at a time. False, and nothing is planned, unless there is
+ * nothing but decoding to be done in it: then plan() comes next, once every step is applied. The
+ * outputs are applied in the order of the steps, and requests that ended in the first are published
+ * between them. While readers, cancelled or overdue requests want plan(), it is false, so they are
+ * seen a step later than without. */
+bool mr_scheduler_plan_ahead(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage);
+
 /* KV blocks to copy, in this order, after plan() returned true and before its batch is run. Valid
  * until apply(). */
 const mr_block_copy *mr_scheduler_copies(const mr_scheduler *scheduler, size_t *count);
 
-/* Applies what the planned step gave: appends tokens, ends sequences, pushes events. */
+/* Applies what the planned step gave, the first of two: appends tokens, ends sequences, pushes
+ * events. */
 void mr_scheduler_apply(mr_scheduler *scheduler, const mr_step_output *output, uint64_t now_ns);
 
 /* Forgets every cached block; from now on roots of this generation count. What runs goes on, and

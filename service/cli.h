@@ -19,6 +19,7 @@ enum {
     MR_EXIT_OK = 0,
     MR_EXIT_FAILED = 1,
     MR_EXIT_USAGE = 2,
+    MR_EXIT_DEVICE = 3, /* serving ended because the device failed */
 };
 
 #define MR_CLI_MAX_LIST 64

@@ -108,6 +108,7 @@ void mr_cli_print_man(const mr_cli_catalogue *catalogue)
           ".TP\n0\nall well\n"
           ".TP\n1\nit ran and failed; one line on standard error says what, where and the way out\n"
           ".TP\n2\nit could not have worked as it was asked for: usage, settings\n"
+          ".TP\n3\nit served and the device failed: start it again\n"
           ".SH SIGNALS\n"
           "SIGTERM and SIGINT end a server in order: running streams have 30 seconds. A second\n"
           "signal ends it at once.\n",

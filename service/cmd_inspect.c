@@ -73,11 +73,12 @@ static uint64_t kv_bytes_per_token(const mr_model_config *config, mr_dtype kv_dt
 /* By the names of kv_cache_dtype. */
 static json_t *kv_bytes_object(const mr_model_config *config)
 {
-    return json_pack("{s:I, s:I, s:I, s:I}", "f32",
+    return json_pack("{s:I, s:I, s:I, s:I, s:I}", "f32",
                      (json_int_t)kv_bytes_per_token(config, MR_DTYPE_F32), "f16",
                      (json_int_t)kv_bytes_per_token(config, MR_DTYPE_F16), "bf16",
                      (json_int_t)kv_bytes_per_token(config, MR_DTYPE_BF16), "int8",
-                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_I8));
+                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_I8), "fp8",
+                     (json_int_t)kv_bytes_per_token(config, MR_DTYPE_F8_E4M3));
 }
 
 static json_t *model_object(const mr_model *model)

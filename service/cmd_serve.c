@@ -287,7 +287,7 @@ typedef struct addresses {
     const char *health;
 } addresses;
 
-/* Serves until a signal asks for the end. */
+/* Makes the server serve. */
 static int serve_runtime(shutdown_watch *watch, mr_runtime *runtime, const char *listen,
                          mr_sharing **sharing, uint64_t started_ns)
 {
@@ -329,13 +329,20 @@ static int run_server(shutdown_watch *watch, int status)
     return status;
 }
 
+static bool has_failed(mr_runtime *runtime)
+{
+    mr_engine_stats stats;
+    mr_engine_stats_get(mr_runtime_engine(runtime), &stats);
+    return stats.failed;
+}
+
 static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *listen, const char *path,
                  mr_config *config)
 {
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t started = mr_clock_now(&clock);
     mr_server *server = watch->server;
-    mr_runtime_options options = {.model_path = path, .with_engine = true};
+    mr_runtime_options options = {.model_path = path, .with_engine = true, .failed = mr_server_news(server)};
     mr_runtime *runtime = NULL;
     mr_sharing *sharing = NULL;
     int status = mr_command_open_runtime(config, &options, &runtime);
@@ -344,6 +351,9 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
         status = serve_runtime(watch, runtime, listen, &sharing, started);
     }
     status = run_server(watch, status);
+    if (status == MR_EXIT_OK && has_failed(runtime)) {
+        status = MR_EXIT_DEVICE; /* whoever watches over the process starts it again */
+    }
     mr_metrics_http_stop(http);
     mr_server_destroy(server);
     mr_sharing_destroy(sharing);

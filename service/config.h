@@ -46,7 +46,7 @@ typedef struct mr_config {
     uint64_t kv_cache_memory;      /* bytes; 0: sized from the batch and the memory there is */
     uint64_t kv_host_memory;       /* bytes of the host tier; 0: none */
     double gpu_memory_utilization; /* share */
-    char kv_cache_dtype[8];        /* auto | f32 | f16 | bf16 | int8 */
+    char kv_cache_dtype[8];        /* auto | f32 | f16 | bf16 | int8 | fp8 */
     bool enable_prefix_caching;
     char cache_scope[8];         /* tenant | shared */
     char cache_salt_secret[256]; /* "": a random one at every start */

@@ -169,6 +169,7 @@ struct mr_server {
     mr_drain_phase told; /* the phase whose effects are done */
     bool told_leaves;
     bool stalled; /* as it was seen last */
+    bool failed;  /* the device, and we leave for it */
     bool closing; /* gRPC was asked to end */
     bool shut_down;
 };

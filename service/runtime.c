@@ -62,6 +62,11 @@ static mr_status open_cpu(mr_runtime *runtime, mr_error *err)
         return mr_fail_field(err, MR_FAILED_PRECONDITION, "compute",
                              "compute=%s is for GPUs, and none is used: take auto or f32", compute);
     }
+    if (strcmp(runtime->config.kv_cache_dtype, "fp8") == 0) {
+        return mr_fail_field(err, MR_FAILED_PRECONDITION, "kv_cache_dtype",
+                             "kv_cache_dtype=fp8 is for GPUs, and none is used: take auto, f32, "
+                             "f16, bf16 or int8");
+    }
     const mr_cpu_options options = {
         .compute = strcmp(compute, "f32") == 0 ? MR_COMPUTE_F32 : MR_COMPUTE_AUTO,
         .isa = find_isa(runtime->config.cpu_path),
@@ -100,13 +105,9 @@ static mr_status open_gpu(mr_runtime *runtime, mr_error *err)
         .compute = gpu_compute(runtime),
         .threads = config->threads > 0 ? config->threads : mr_cpu_count(),
         .memory_fraction = config->gpu_memory_utilization,
+        .batch_invariant = strcmp(config->batch_invariant, "true") == 0,
     };
     MR_TRY(mr_cuda_backend_create(&options, &runtime->backend, err));
-    if (strcmp(config->batch_invariant, "true") == 0) {
-        return mr_fail_field(err, MR_UNIMPLEMENTED, "batch_invariant",
-                             "batch_invariant=true is not supported on a GPU yet: leave it out, or "
-                             "set backend=cpu");
-    }
     raise_limits(config);
     if (options.compute == MR_DTYPE_F16 && !mr_config_given(config, "kv_cache_dtype")) {
         (void)snprintf(config->kv_cache_dtype, sizeof(config->kv_cache_dtype), "f16");
@@ -147,7 +148,10 @@ static mr_dtype kv_dtype(const mr_config *config)
     static const struct {
         const char *name;
         mr_dtype dtype;
-    } types[] = {{"f32", MR_DTYPE_F32}, {"f16", MR_DTYPE_F16}, {"int8", MR_DTYPE_I8}};
+    } types[] = {{"f32", MR_DTYPE_F32},
+                 {"f16", MR_DTYPE_F16},
+                 {"int8", MR_DTYPE_I8},
+                 {"fp8", MR_DTYPE_F8_E4M3}};
     for (size_t i = 0; i < sizeof(types) / sizeof(types[0]); i++) {
         if (strcmp(config->kv_cache_dtype, types[i].name) == 0) {
             return types[i].dtype;
@@ -269,7 +273,7 @@ static mr_status load(mr_runtime *runtime, const mr_runtime_options *options, mr
                                 err);
 }
 
-static mr_status start_engine(mr_runtime *runtime, mr_error *err)
+static mr_status start_engine(mr_runtime *runtime, mr_event *failed, mr_error *err)
 {
     const mr_config *config = &runtime->config;
     if (config->kv_host_memory > mr_memory_available()) {
@@ -306,6 +310,8 @@ static mr_status start_engine(mr_runtime *runtime, mr_error *err)
         .n_blocks = runtime->exec_options.n_blocks,
         .host_memory = config->kv_host_memory,
         .asynchronous = runtime->backend_info.asynchronous,
+        .takes_two = runtime->backend_info.takes_two,
+        .failed = failed,
         .block_bytes = mr_kv_block_bytes(&runtime->plan->kv, kv_dtype(config), config->block_size),
         .prefix_caching = config->enable_prefix_caching,
         .prefix_events = config->redis_url[0] != '\0' ? PREFIX_EVENTS : 0,
@@ -343,7 +349,7 @@ static mr_status open_all(mr_runtime *runtime, const mr_runtime_options *options
     }
     memcpy(runtime->name, name, strnlen(name, sizeof(runtime->name) - 1));
     memcpy(runtime->config.served_model_name, runtime->name, sizeof(runtime->name));
-    return options->with_engine ? start_engine(runtime, err) : MR_OK;
+    return options->with_engine ? start_engine(runtime, options->failed, err) : MR_OK;
 }
 
 mr_status mr_runtime_open(const mr_runtime_options *options, mr_runtime **out, mr_error *err)

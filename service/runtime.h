@@ -21,6 +21,7 @@ typedef struct mr_runtime_options {
     bool score_rows;         /* every token of a step may ask for a logit row (score) */
     mr_progress_fn progress; /* of loading; NULL: none */
     void *progress_ctx;
+    mr_event *failed; /* as mr_engine_options has it */
 } mr_runtime_options;
 
 /* Opens a model as load_format says, and no more. */

@@ -3,6 +3,7 @@
 #ifndef MILLRACE_SERVICE_SERVER_H
 #define MILLRACE_SERVICE_SERVER_H
 
+#include "base/event.h"
 #include "base/status.h"
 #include "service/callers.h"
 #include "service/metrics.h"
@@ -86,7 +87,10 @@ void mr_server_leave(mr_server *server);
 void mr_server_close(mr_server *server);
 /* What mr_server_leave waits for ends now. */
 void mr_server_force(mr_server *server);
-/* Does what is asked for, and tells who watches the health when the engine stalls, until the server
+/* Wakes mr_server_run, which looks at the engine then: set when the device fails. Lives as long as
+ * the server. */
+mr_event *mr_server_news(mr_server *server);
+/* Does what is asked for, leaves when the device has failed, and tells who watches the health when the engine stalls, until the server
  * has left. False when calls are left that nothing could end: their memory is in use, so the
  * process can only be ended. One thread. */
 MR_MUST_USE bool mr_server_run(mr_server *server);

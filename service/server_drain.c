@@ -100,7 +100,25 @@ void mr_server_force(mr_server *server)
     mr_event_set(&server->news);
 }
 
-/* Tells who watches the health, and the log, of an engine that stalls or goes on. */
+mr_event *mr_server_news(mr_server *server)
+{
+    return &server->news;
+}
+
+/* Every request has ended by it, and no other can be served: the process ends. */
+static void leave_failed(mr_server *server)
+{
+    const mr_drain_plan plan = {.leaves = true};
+    server->failed = true;
+    mr_log(MR_LOG_ERROR, "server",
+           "shutting down: the device failed; start the server again, and look at the machine if "
+           "this comes back",
+           NULL);
+    begin(server, &plan);
+}
+
+/* Tells who watches the health, and the log, of an engine that stalls or goes on; leaves with one
+ * that failed. */
 static void look_at_engine(mr_server *server)
 {
     if (!mr_flag_get(&server->ready)) {
@@ -108,6 +126,9 @@ static void look_at_engine(mr_server *server)
     }
     mr_engine_stats stats;
     mr_engine_stats_get(mr_runtime_engine(server->runtime), &stats);
+    if (stats.failed && !server->failed) {
+        leave_failed(server);
+    }
     const bool stalled = stats.pending_ns >= server->stall_ns;
     if (stalled != server->stalled) {
         server->stalled = stalled;

@@ -29,7 +29,7 @@ static void *take(mr_cpu_exec *exec, uint64_t count, uint64_t size)
 
 static mr_status check_kv_dtype(const mr_exec_options *o, mr_error *err)
 {
-    if (!mr_kv_dtype_known(o->kv_dtype)) {
+    if (!mr_kv_dtype_known(o->kv_dtype) || o->kv_dtype == MR_DTYPE_F8_E4M3) {
         return mr_fail_field(err, MR_INVALID_ARGUMENT, "kv_cache_dtype",
                              "compile: the CPU keeps keys and values as f32, f16, bf16 or int8");
     }

@@ -12,7 +12,8 @@
  * and the first product of a shape.
  *
  * Shape letters: T tokens, R logit rows, H query heads, G key/value heads, D head width, N outputs,
- * K inputs, V vocabulary. Types are mr_dtype's F32, F16 and BF16.
+ * K inputs, V vocabulary. Types are mr_dtype's F32, F16 and BF16,
+ * and where a field says so F8_E4M3 and I8.
  */
 #ifndef MILLRACE_KERNELS_CUDA_API_H
 #define MILLRACE_KERNELS_CUDA_API_H
@@ -24,7 +25,7 @@
 extern "C" {
 #endif
 
-#define MR_CUDA_API_VERSION 1u
+#define MR_CUDA_API_VERSION 2u
 #define MR_CUDA_API_SYMBOL  "millrace_cuda_api" /* const mr_cuda_api *(void) */
 
 /* Keys of one work item of split attention. Fixed, so that a row's sums do not depend on others. */
@@ -33,6 +34,9 @@ extern "C" {
 #define MR_CUDA_TILE_ROWS 128u
 /* Rows up to which our own product is used instead of cuBLASLt's. */
 #define MR_CUDA_FEW_ROWS 8u
+/* Rows up to which scales are better applied by whoever reads a product of codes: cuBLASLt has one
+ * algorithm that applies them, which suits many rows, and many that do not. */
+#define MR_CUDA_RAW_ROWS 512u
 
 typedef uint64_t mr_cuda_ptr; /* a device address; 0: none */
 typedef struct mr_cuda_context mr_cuda_context;
@@ -87,6 +91,19 @@ typedef struct mr_cuda_row {
 
 /* ---- launches ---- */
 
+/* Rows rounded to F8_E4M3: an element is its code times the scale of its row. */
+typedef struct mr_cuda_coded_rows {
+    mr_cuda_ptr codes; /* [rows][width]; 0: there are none */
+    mr_cuda_ptr scale; /* f32 [rows] */
+    float fixed;       /* the scale of every row; 0: a row's largest magnitude / 448 */
+} mr_cuda_coded_rows;
+
+/* What the elements of a raw product (mr_cuda_linear) are times, for those who read it. */
+typedef struct mr_cuda_raw_scales {
+    mr_cuda_ptr row; /* f32 [rows]; 0: the product is not raw */
+    mr_cuda_ptr column;
+} mr_cuda_raw_scales;
+
 /* Applies deltas to the resident tables and resolves token sources. */
 typedef struct mr_cuda_prepare {
     mr_cuda_ptr header;         /* mr_cuda_step_header */
@@ -117,11 +134,13 @@ typedef struct mr_cuda_embed {
 } mr_cuda_embed;
 
 typedef struct mr_cuda_norm {
-    mr_cuda_ptr stream; /* f32 [rows][width] */
-    mr_cuda_ptr in;     /* [rows][width] of `type`, added into stream first; 0: none */
-    mr_cuda_ptr out;    /* [rows][width] of `type` */
-    mr_cuda_ptr gain;   /* f32 [width] */
-    mr_cuda_ptr bias;   /* f32 [width] or 0 */
+    mr_cuda_ptr stream;       /* f32 [rows][width] */
+    mr_cuda_ptr in;           /* [rows][width] of `type`, added into stream first; 0: none */
+    mr_cuda_ptr out;          /* [rows][width] of `type` */
+    mr_cuda_ptr gain;         /* f32 [width] */
+    mr_cuda_ptr bias;         /* f32 [width] or 0 */
+    mr_cuda_coded_rows coded; /* out, in place of `out`, if it has codes; RMS without bias only */
+    mr_cuda_raw_scales raw;   /* of `in` */
     mr_dtype type;
     mr_norm_kind kind;
     uint32_t rows;
@@ -130,12 +149,15 @@ typedef struct mr_cuda_norm {
 } mr_cuda_norm;
 
 typedef struct mr_cuda_linear {
-    mr_cuda_ptr weight; /* [n][k] of `type` */
-    mr_cuda_ptr in;     /* [rows][k] of `type` */
-    mr_cuda_ptr out;    /* [rows][out_stride] of out_type, at the first of n columns */
-    mr_cuda_ptr bias;   /* f32 [n] or 0 */
+    mr_cuda_ptr weight;       /* [n][k] of weight_type */
+    mr_cuda_ptr weight_scale; /* f32 [n]: what an output's F8_E4M3 codes are times; else 0 */
+    mr_cuda_ptr in;           /* [rows][k] of `type` */
+    mr_cuda_coded_rows coded; /* [rows][k], in place of `in`, if it has codes; F8_E4M3 weights */
+    mr_cuda_ptr out;          /* [rows][out_stride] of out_type, at the first of n columns */
+    mr_cuda_ptr bias;         /* f32 [n] or 0 */
     mr_dtype type;
-    mr_dtype out_type; /* `type` or F32 */
+    mr_dtype weight_type; /* `type` or F8_E4M3 */
+    mr_dtype out_type;    /* `type` or F32 */
     uint32_t rows;
     uint32_t n;
     uint32_t k;
@@ -143,6 +165,9 @@ typedef struct mr_cuda_linear {
     /* Weight is [gate n/2 | up n/2], out [rows][n/2] = act(gate) · up. Few rows, no bias only. */
     bool gated;
     mr_activation activation;
+    bool raw; /* BF16, coded rows, no bias: out is without the scales */
+    /* Sums in an order that depends on k and n only: one way for all row counts. */
+    bool invariant;
 } mr_cuda_linear;
 
 /* RMS norm of query and key heads, in place. */
@@ -167,13 +192,16 @@ typedef struct mr_cuda_rope_table {
     float factor;
 } mr_cuda_rope_table;
 
-/* Where the K/V of one layer lie: [block][G][block_size][D] of `type`. */
+/* Where the K/V of one layer lie: [block][G] pieces (kernels/kv_layout.h), [block_size][D] of
+ * `type`; of I8 with f32 [block_size] scales before it. */
 typedef struct mr_cuda_kv {
     mr_cuda_ptr keys;
     mr_cuda_ptr values;
-    mr_dtype type;
-    uint32_t heads; /* G */
-    uint32_t width; /* D */
+    mr_dtype type;     /* F32, F16, BF16, F8_E4M3, I8 */
+    float key_scale;   /* an element is its F8_E4M3 code times this */
+    float value_scale; /* likewise */
+    uint32_t heads;    /* G */
+    uint32_t width;    /* D */
     uint32_t block_size;
 } mr_cuda_kv;
 
@@ -183,6 +211,7 @@ typedef struct mr_cuda_rope_kv {
     mr_cuda_ptr positions; /* u32 [tokens] */
     mr_cuda_ptr kv_slot;   /* u32 [tokens]; slots of block 0 are not written */
     mr_cuda_kv kv;
+    mr_cuda_raw_scales raw; /* of qkv: applied to what is read, and to all queries in place */
     mr_dtype type;
     mr_rope_pairing pairing;
     uint32_t pairs; /* rotated pairs a head */
@@ -212,19 +241,30 @@ typedef struct mr_cuda_attention {
     mr_cuda_ptr counters; /* u32 [tokens][H], zero between launches */
     uint32_t first;
     uint32_t count;
-    /* Prompt attention. */
+    /* Prompt attention; it uses the counters too. */
     mr_cuda_ptr tiles;
     uint32_t n_tiles;
 } mr_cuda_attention;
 
 typedef struct mr_cuda_gated {
-    mr_cuda_ptr in;  /* [rows][2 · width] of `type` */
-    mr_cuda_ptr out; /* [rows][width] */
+    mr_cuda_ptr in;           /* [rows][2 · width] of `type` */
+    mr_cuda_ptr out;          /* [rows][width] */
+    mr_cuda_coded_rows coded; /* in place of `out`, if it has codes */
+    mr_cuda_raw_scales raw;   /* of `in`; with coded only */
     mr_dtype type;
     mr_activation activation;
     uint32_t rows;
     uint32_t width;
 } mr_cuda_gated;
+
+/* Rounds rows for a product. */
+typedef struct mr_cuda_quantize {
+    mr_cuda_ptr in; /* [rows][width] of `type` */
+    mr_cuda_coded_rows coded;
+    mr_dtype type;
+    uint32_t rows;
+    uint32_t width;
+} mr_cuda_quantize;
 
 typedef struct mr_cuda_activate {
     mr_cuda_ptr in; /* `count` elements of `type` */
@@ -262,6 +302,74 @@ typedef struct mr_cuda_sample {
     uint32_t workers;
 } mr_cuda_sample;
 
+#define MR_CUDA_DECODE_MAPS 4u
+
+/* One layer of mr_cuda_decode, in device memory. Weights as mr_cuda_linear has them. */
+typedef struct mr_cuda_decode_layer {
+    uint64_t maps[MR_CUDA_DECODE_MAPS][16]; /* of decode_maps: how the four weights are copied */
+    mr_cuda_ptr qkv;                        /* [(H + 2G) · D][W] */
+    mr_cuda_ptr out;                        /* [W][H · D] */
+    mr_cuda_ptr gate_up;                    /* [gate F | up F][W] */
+    mr_cuda_ptr down;                       /* [W][F] */
+    mr_cuda_ptr attention_gain;             /* f32 [W], of the norm in front */
+    mr_cuda_ptr gated_gain;                 /* f32 [W] */
+    mr_cuda_ptr q_gain;                     /* f32 [D]: RMS norm of query and key heads; 0: none */
+    mr_cuda_ptr k_gain;
+    mr_cuda_ptr keys; /* as mr_cuda_kv has them */
+    mr_cuda_ptr values;
+    uint64_t reserved[6]; /* maps are aligned to 64 bytes */
+} mr_cuda_decode_layer;
+
+/* All layers of a step in which every token is another sequence's:
+ *
+ *   per layer  norm, product qkv, rotation, KV write, attention, product out, added to the stream,
+ *              norm, products gate and up, activation, product down, added to the stream
+ *
+ * In the last layer the rows behind attention may be others (logit_rows), whose stream is
+ * last_stream; and what its last product gives is not added but stored in `last`, for the norm that
+ * follows. Results are those of the separate calls for few rows, bit for bit. A fault of ours
+ * leaves NaN in `last`. */
+typedef struct mr_cuda_decode {
+    mr_cuda_ptr layers;      /* mr_cuda_decode_layer [n_layers] */
+    mr_cuda_ptr stream;      /* f32 [rows][W] */
+    mr_cuda_ptr logit_rows;  /* u32 [rows]; 0: the same rows, and no last_stream */
+    mr_cuda_ptr last_stream; /* out: f32 [rows][W] */
+    mr_cuda_ptr last;        /* out: [rows][W] of `type` */
+    mr_cuda_ptr qkv;         /* scratch: [rows][(H + 2G) · D] */
+    mr_cuda_ptr att;         /* scratch: [rows][H · D] */
+    mr_cuda_ptr act;         /* scratch: [rows][F] */
+    mr_cuda_ptr table;       /* of mr_cuda_rope_table; 0: no rotation */
+    mr_cuda_ptr positions;
+    mr_cuda_ptr kv_slot;
+    mr_cuda_ptr token_slot;
+    mr_cuda_ptr block_tables;
+    mr_cuda_ptr header;   /* its n_items items are run */
+    mr_cuda_ptr items;    /* as in mr_cuda_attention, as the next two */
+    mr_cuda_ptr partials; /* f32 [items][H][D + 2] */
+    mr_cuda_ptr counters;
+    mr_cuda_ptr sync; /* u32 [MR_CUDA_DECODE_SYNC], zero between launches */
+    mr_dtype type;
+    mr_dtype kv_type;
+    mr_activation activation;
+    mr_rope_pairing pairing;
+    uint32_t pairs; /* rotated a head */
+    uint32_t n_layers;
+    uint32_t rows;
+    uint32_t width;      /* W */
+    uint32_t heads;      /* H */
+    uint32_t kv_heads;   /* G */
+    uint32_t head_width; /* D */
+    uint32_t ffn;        /* F */
+    uint32_t block_size;
+    uint32_t max_blocks;
+    float epsilon;      /* of the norms of the stream */
+    float head_epsilon; /* of those of heads */
+    float scale;
+    float soft_cap; /* 0: none */
+} mr_cuda_decode;
+
+#define MR_CUDA_DECODE_SYNC 192u
+
 /* One block of every plane: copies `bytes` from each plane + from · bytes to plane + to · bytes. */
 typedef struct mr_cuda_block_move {
     mr_cuda_ptr kv;
@@ -271,6 +379,17 @@ typedef struct mr_cuda_block_move {
     uint32_t from;
     uint32_t to;
 } mr_cuda_block_move;
+
+/* One block of every plane, to or from `planes` · bytes of pinned host memory, plane by plane. */
+typedef struct mr_cuda_block_transfer {
+    mr_cuda_ptr kv;
+    void *host;
+    uint64_t plane_bytes;
+    uint64_t bytes;
+    uint32_t planes;
+    uint32_t block;
+    bool to_host;
+} mr_cuda_block_transfer;
 
 typedef struct mr_cuda_api {
     uint32_t version; /* MR_CUDA_API_VERSION; the program takes no other */
@@ -297,7 +416,7 @@ typedef struct mr_cuda_api {
     int (*synchronize)(mr_cuda_context *context);
 
     int (*capture_begin)(mr_cuda_context *context);
-    int (*capture_end)(mr_cuda_context *context, mr_cuda_graph **out);
+    int (*capture_end)(mr_cuda_context *context, mr_cuda_graph **out, uint32_t *launches);
     int (*graph_launch)(mr_cuda_context *context, mr_cuda_graph *graph);
     void (*graph_destroy)(mr_cuda_context *context, mr_cuda_graph *graph);
 
@@ -311,13 +430,28 @@ typedef struct mr_cuda_api {
     int (*attention_split)(mr_cuda_context *context, const mr_cuda_attention *p);
     int (*attention_tiles)(mr_cuda_context *context, const mr_cuda_attention *p);
     int (*gated)(mr_cuda_context *context, const mr_cuda_gated *p);
+    int (*quantize)(mr_cuda_context *context, const mr_cuda_quantize *p);
     int (*activate)(mr_cuda_context *context, const mr_cuda_activate *p);
     int (*gather)(mr_cuda_context *context, const mr_cuda_gather *p);
     int (*sample)(mr_cuda_context *context, const mr_cuda_sample *p);
     int (*block_move)(mr_cuda_context *context, const mr_cuda_block_move *p);
+    /* Most rows that decode takes of this shape (p->rows and pointers do not count); 0: none. */
+    uint32_t (*decode_rows)(mr_cuda_context *context, const mr_cuda_decode *p);
+    /* Fills in the layers' maps; in host memory. */
+    int (*decode_maps)(mr_cuda_context *context, const mr_cuda_decode *p,
+                       mr_cuda_decode_layer *layers);
+    int (*decode)(mr_cuda_context *context, const mr_cuda_decode *p);
+
+    /* Transfers have a stream of their own, in order among themselves. begin: it waits for what is
+     * queued now. end: records `event`, below MR_CUDA_TRANSFERS. is_over: without waiting. */
+    int (*transfer_begin)(mr_cuda_context *context);
+    int (*transfer_block)(mr_cuda_context *context, const mr_cuda_block_transfer *p);
+    int (*transfer_end)(mr_cuda_context *context, uint32_t event);
+    int (*transfer_is_over)(mr_cuda_context *context, uint32_t event, bool *over);
 } mr_cuda_api;
 
-#define MR_CUDA_EVENTS 8u
+#define MR_CUDA_EVENTS    8u
+#define MR_CUDA_TRANSFERS 64u /* that may be unfinished */
 
 #ifdef __cplusplus
 }

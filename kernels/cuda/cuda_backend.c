@@ -34,10 +34,11 @@ static void info(const mr_backend *base, mr_backend_info *out)
         .threads = 0,
         .memory_bytes = mr_cuda_slab_left(&backend->slab),
         .asynchronous = true,
+        .takes_two = true,
     };
     (void)snprintf(out->name, sizeof(out->name), "cuda-sm%u%u", p->major, p->minor);
-    (void)snprintf(out->numerics, sizeof(out->numerics), "cuda-sm%u%u/%s/1", p->major, p->minor,
-                   compute_name(backend->compute));
+    (void)snprintf(out->numerics, sizeof(out->numerics), "cuda-sm%u%u/%s/1%s", p->major, p->minor,
+                   compute_name(backend->compute), backend->batch_invariant ? "/invariant" : "");
 }
 
 static mr_status upload(mr_backend *base, const mr_plan *plan, mr_progress_fn progress,
@@ -187,6 +188,7 @@ mr_status mr_cuda_backend_create(const mr_cuda_options *options, mr_backend **ou
     backend->compute = options->compute;
     backend->threads = options->threads;
     backend->memory_fraction = options->memory_fraction;
+    backend->batch_invariant = options->batch_invariant;
     backend->api = options->api;
     mr_status status = MR_OK;
     if (backend->api == NULL) {

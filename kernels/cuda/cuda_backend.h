@@ -12,6 +12,9 @@ typedef struct mr_cuda_options {
     double
         memory_fraction; /* of the GPU's memory that may be in use afterwards, above 0, at most 1 */
     uint64_t memory_bytes; /* this much instead; 0: by the fraction */
+    /* A row's results do not depend on what else is in a step, nor on how a sequence is cut into
+     * steps: one way of summing for all row counts, and all attention is split attention. */
+    bool batch_invariant;
     /* Where the module is; NULL: beside the program, in ../lib and ../lib/millrace from there, and
      * in the build folder. */
     const char *module_path;

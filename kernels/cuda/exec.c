@@ -4,6 +4,7 @@
 
 #include "base/checked.h"
 #include "base/log.h"
+#include "kernels/kv_layout.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -16,10 +17,10 @@ static mr_cuda_exec *exec_of(mr_exec *base)
 static mr_status check_options(const mr_plan *plan, const mr_exec_options *o, mr_error *err)
 {
     MR_TRY(mr_exec_options_check(plan, o, err));
-    if (o->kv_dtype != MR_DTYPE_F32 && o->kv_dtype != MR_DTYPE_F16 &&
-        o->kv_dtype != MR_DTYPE_BF16) {
+    if (!mr_kv_dtype_known(o->kv_dtype)) {
         return mr_fail_field(err, MR_UNIMPLEMENTED, "kv_cache_dtype",
-                             "the CUDA backend keeps keys and values as f32, f16 or bf16 so far");
+                             "the CUDA backend keeps keys and values as f32, f16, bf16, fp8 or "
+                             "int8");
     }
     return MR_OK;
 }
@@ -127,10 +128,14 @@ static void carve(mr_cuda_exec *exec)
     for (uint32_t i = 0; i < plan->n_buffers; i++) {
         exec->buffers[i] = take(exec, buffer_bytes(exec, i));
     }
+    exec->codes = take(exec, (uint64_t)o->max_tokens * s->coded_width);
+    exec->row_scales = take(exec, s->coded_width > 0 ? (uint64_t)o->max_tokens * 4 : 0);
     exec->block_tables = take(exec, s->table_bytes);
     exec->history = take(exec, (uint64_t)o->max_seqs * o->max_context * 4);
     exec->partials = take(exec, (uint64_t)s->launch_items * heads * (plan->kv.head_width + 2) * 4);
     exec->counters = take(exec, o->max_tokens * heads * 4);
+    exec->layers_at = take(exec, plan->kv.layers * sizeof(mr_cuda_decode_layer));
+    exec->sync = take(exec, MR_CUDA_DECODE_SYNC * sizeof(uint32_t));
     exec->scaled = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
     exec->counts = take(exec, (uint64_t)s->workers * plan->vocab_size * 4);
     exec->stage = take(exec, s->stage.bytes);
@@ -182,25 +187,27 @@ static mr_status make_host(mr_cuda_exec *exec, mr_error *err)
     const mr_cuda_api *api = exec->backend->api;
     const mr_exec_options *o = &exec->options;
     const uint64_t logits = (uint64_t)o->max_rows * exec->plan->vocab_size * sizeof(float);
-    void *areas[3] = {NULL, NULL, NULL};
-    const uint64_t bytes[3] = {
-        exec->sizes.stage.bytes,
-        (uint64_t)o->max_rows * (16 + MR_MAX_TOP * sizeof(mr_alternative)),
-        o->keep_logits ? logits : 0,
-    };
+    const uint64_t results = (uint64_t)o->max_rows * (16 + MR_MAX_TOP * sizeof(mr_alternative));
+    void *areas[5] = {NULL, NULL, NULL, NULL, NULL};
+    const uint64_t bytes[5] = {exec->sizes.stage.bytes, exec->sizes.stage.bytes, results, results,
+                               o->keep_logits ? logits : 0};
     bool there = true;
-    for (int i = 0; i < 3 && there; i++) {
+    for (int i = 0; i < 5 && there; i++) {
         there = bytes[i] == 0 || api->alloc_host(exec->backend->context, bytes[i], &areas[i]) == 0;
     }
-    exec->host_stage = areas[0];
-    exec->host_results = areas[1];
-    exec->host_logits = areas[2];
-    if (!there || exec->host_results == NULL) {
+    for (int i = 0; i < 2; i++) {
+        exec->host_stages[i] = areas[i];
+        exec->host_results[i] = areas[2 + i];
+    }
+    exec->host_stage = exec->host_stages[0];
+    exec->host_logits = areas[4];
+    if (!there || exec->host_results[1] == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED,
                        "compile: no host memory that the GPU can read (ulimit -l bounds it); fewer "
                        "tokens or rows a step need less");
     }
-    memset(exec->host_results, 0, bytes[1]);
+    memset(exec->host_results[0], 0, results);
+    memset(exec->host_results[1], 0, results);
     return MR_OK;
 }
 
@@ -239,6 +246,8 @@ static bool fuses(const mr_cuda_exec *exec, uint32_t index)
 
 static void find_fusions(mr_cuda_exec *exec)
 {
+    mr_cuda_coded_ops(exec->plan, exec->weights, exec->coded);
+    mr_cuda_raw_ops(exec->plan, exec->weights, exec->coded, exec->raw);
     for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
         if (exec->plan->ops[i].kind == MR_OP_LINEAR) {
             exec->adjoin[i] = mr_cuda_weights_adjoin(exec->weights, &exec->plan->ops[i].linear);
@@ -306,7 +315,8 @@ static void destroy(mr_exec *base)
             api->graph_destroy(context, exec->captured[i].graph);
         }
     }
-    void *const areas[] = {exec->host_stage, exec->host_results, exec->host_logits};
+    void *const areas[] = {exec->host_stages[0], exec->host_stages[1], exec->host_results[0],
+                           exec->host_results[1], exec->host_logits};
     for (size_t i = 0; i < sizeof(areas) / sizeof(areas[0]); i++) {
         if (areas[i] != NULL) {
             api->release_host(context, areas[i]);
@@ -320,6 +330,8 @@ static void destroy(mr_exec *base)
     free(exec->ropes);
     free(exec->fused);
     free(exec->adjoin);
+    free(exec->coded);
+    free(exec->raw);
     free(exec->delta_step);
     free(exec);
 }
@@ -328,6 +340,11 @@ static const mr_exec_vtable vtable = {
     .submit = mr_cuda_step_submit,
     .wait = mr_cuda_step_wait,
     .copy_blocks = copy_blocks,
+    .host_alloc = mr_cuda_host_alloc,
+    .host_free = mr_cuda_host_free,
+    .transfer_start = mr_cuda_transfer_start,
+    .transfer_poll = mr_cuda_transfer_poll,
+    .transfer_cancel = mr_cuda_transfer_cancel,
     .memory = memory,
     .times = times,
     .destroy = destroy,
@@ -341,8 +358,10 @@ static bool make_arrays(mr_cuda_exec *exec)
     exec->ropes = mr_calloc((size_t)plan->n_ropes + 1, sizeof(*exec->ropes));
     exec->fused = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->fused));
     exec->adjoin = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->adjoin));
+    exec->coded = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->coded));
+    exec->raw = mr_calloc((size_t)plan->n_ops + 1, sizeof(*exec->raw));
     return exec->types != NULL && exec->buffers != NULL && exec->ropes != NULL &&
-           exec->fused != NULL && exec->adjoin != NULL;
+           exec->fused != NULL && exec->adjoin != NULL && exec->coded != NULL && exec->raw != NULL;
 }
 
 static mr_status build(mr_cuda_exec *exec, mr_error *err)
@@ -352,8 +371,7 @@ static mr_status build(mr_cuda_exec *exec, mr_error *err)
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: out of memory");
     }
     MR_TRY(mr_cuda_buffer_types(exec->plan, backend->compute, exec->types, err));
-    MR_TRY(mr_cuda_sizes_get(exec->plan, exec->types, backend->compute, &exec->options,
-                             backend->properties.processors, &exec->sizes, err));
+    MR_TRY(mr_cuda_sizes_get(backend, exec->plan, exec->types, &exec->options, &exec->sizes, err));
     MR_TRY(check_fits(backend, &exec->sizes, err));
     exec->delta_step = mr_calloc(exec->sizes.table_bytes / 4 + 1, sizeof(*exec->delta_step));
     if (exec->delta_step == NULL) {
@@ -362,7 +380,8 @@ static mr_status build(mr_cuda_exec *exec, mr_error *err)
     exec->mark = backend->slab.used;
     carve(exec);
     find_fusions(exec);
-    const mr_status status = fill(exec, err);
+    mr_status status = fill(exec, err);
+    status = status == MR_OK ? mr_cuda_layers_find(exec, err) : status;
     exec->end = backend->slab.used;
     MR_TRY(status);
     MR_TRY(make_host(exec, err));
@@ -408,8 +427,7 @@ mr_status mr_cuda_kv_room(const mr_cuda_backend *backend, const mr_plan *plan,
     }
     mr_status status = mr_cuda_buffer_types(plan, backend->compute, types, err);
     if (status == MR_OK) {
-        status = mr_cuda_sizes_get(plan, types, backend->compute, &without,
-                                   backend->properties.processors, &sizes, err);
+        status = mr_cuda_sizes_get(backend, plan, types, &without, &sizes, err);
     }
     free(types);
     MR_TRY(status);

@@ -58,9 +58,41 @@ static int embed(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_embed
     return exec->backend->api->embed(exec->backend->context, &p);
 }
 
-static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_norm *op)
+/* Whether a product of so many rows takes them rounded: with few it reads them as they are. */
+static bool takes_coded(const mr_cuda_exec *exec, uint32_t index, uint32_t rows)
 {
-    const mr_cuda_norm p = {
+    return exec->coded[index] && rows > MR_CUDA_CODED_ROWS;
+}
+
+/* Where the rows of the product at `index` go when they are rounded. */
+static mr_cuda_coded_rows coded_rows(const mr_cuda_exec *exec, uint32_t index)
+{
+    return (mr_cuda_coded_rows){
+        .codes = exec->codes,
+        .scale = exec->row_scales,
+        .fixed = mr_cuda_coded_scale(exec->plan, &exec->plan->ops[index].linear),
+    };
+}
+
+/* The scales that a product of so many rows leaves to the operator behind it; `index` is of either.
+ */
+static mr_cuda_raw_scales raw_scales(const mr_cuda_exec *exec, uint32_t index, uint32_t rows)
+{
+    const uint32_t product = exec->raw[index];
+    if (product == MR_CUDA_NO_OP || !takes_coded(exec, product, rows) || rows > MR_CUDA_RAW_ROWS) {
+        return (mr_cuda_raw_scales){0};
+    }
+    const mr_op_linear *op = &exec->plan->ops[product].linear;
+    return (mr_cuda_raw_scales){
+        .row = exec->row_scales,
+        .column = mr_cuda_weight_scales(exec->weights, op->weight[0]),
+    };
+}
+
+static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
+{
+    const mr_op_norm *op = &exec->plan->ops[index].norm;
+    mr_cuda_norm p = {
         .stream = exec->buffers[op->stream],
         .in = buffer_at(exec, op->in),
         .out = exec->buffers[op->out],
@@ -72,6 +104,10 @@ static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_norm *
         .width = width_of(exec, op->stream),
         .epsilon = op->epsilon,
     };
+    p.raw = raw_scales(exec, index, p.rows);
+    if (takes_coded(exec, index, p.rows)) {
+        p.coded = coded_rows(exec, index + 1);
+    }
     return exec->backend->api->norm(exec->backend->context, &p);
 }
 
@@ -79,8 +115,22 @@ static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_norm *
 static bool takes_gated(const mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
 {
     const mr_op_linear *op = &exec->plan->ops[index].linear;
-    return exec->fused[index + 1] && exec->backend->compute != MR_DTYPE_F32 &&
-           rows_of(exec, step, op->in) <= MR_CUDA_FEW_ROWS && width_of(exec, op->in) % 8 == 0;
+    const uint32_t rows = rows_of(exec, step, op->in);
+    return exec->fused[index + 1] && !exec->backend->batch_invariant &&
+           exec->backend->compute != MR_DTYPE_F32 && rows <= MR_CUDA_FEW_ROWS &&
+           !takes_coded(exec, index, rows) && width_of(exec, op->in) % 8 == 0;
+}
+
+/* The rows of the product, rounded: now, unless whoever made them has. */
+static int round_rows(const mr_cuda_exec *exec, uint32_t index, mr_cuda_linear *p)
+{
+    p->coded = coded_rows(exec, index);
+    if (index > 0 && exec->coded[index - 1] && exec->plan->ops[index - 1].kind != MR_OP_LINEAR) {
+        return 0;
+    }
+    const mr_cuda_quantize q = {
+        .in = p->in, .coded = p->coded, .type = p->type, .rows = p->rows, .width = p->k};
+    return exec->backend->api->quantize(exec->backend->context, &q);
 }
 
 static int linear(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
@@ -93,12 +143,15 @@ static int linear(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
         .in = exec->buffers[op->in],
         .out = exec->buffers[op->out],
         .bias = bias == MR_CUDA_NONE ? 0 : exec->weights->base + bias,
+        .weight_scale = mr_cuda_weight_scales(exec->weights, op->weight[0]),
         .type = exec->backend->compute,
+        .weight_type = exec->coded[index] ? MR_DTYPE_F8_E4M3 : exec->backend->compute,
         .out_type = exec->types[op->out],
         .rows = rows_of(exec, step, op->in),
         .n = width_of(exec, op->out),
         .k = width_of(exec, op->in),
         .out_stride = width_of(exec, op->out),
+        .invariant = exec->backend->batch_invariant,
     };
     if (takes_gated(exec, step, index)) {
         const mr_op_gated *gated = &exec->plan->ops[index + 1].gated;
@@ -108,12 +161,14 @@ static int linear(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
         p.out_stride = width_of(exec, gated->out);
         p.out_type = exec->types[gated->out];
     }
+    p.raw = raw_scales(exec, index, p.rows).row != 0;
+    int code = takes_coded(exec, index, p.rows) ? round_rows(exec, index, &p) : 0;
     if (exec->adjoin[index]) {
-        return api->linear(exec->backend->context, &p);
+        return code == 0 ? api->linear(exec->backend->context, &p) : code;
     }
-    int code = 0;
     for (uint32_t part = 0; code == 0 && part < op->parts; part++) {
         p.weight = mr_cuda_weight_at(exec->weights, op->weight[part]);
+        p.weight_scale = mr_cuda_weight_scales(exec->weights, op->weight[part]);
         p.n = exec->plan->weights[op->weight[part]].n;
         code = api->linear(exec->backend->context, &p);
         p.out += (uint64_t)p.n * mr_cuda_size(p.out_type);
@@ -129,20 +184,25 @@ static mr_cuda_kv kv_of(const mr_cuda_exec *exec, uint32_t layer)
         .keys = keys,
         .values = keys + exec->sizes.kv_plane_bytes,
         .type = exec->options.kv_dtype,
+        .key_scale = exec->plan->kv.key_scales != NULL ? exec->plan->kv.key_scales[layer] : 1.0f,
+        .value_scale =
+            exec->plan->kv.value_scales != NULL ? exec->plan->kv.value_scales[layer] : 1.0f,
         .heads = exec->plan->kv.heads,
         .width = exec->plan->kv.head_width,
         .block_size = exec->options.block_size,
     };
 }
 
-static int rope_kv(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_rope_kv *op)
+static int rope_kv(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
 {
+    const mr_op_rope_kv *op = &exec->plan->ops[index].rope_kv;
     const uint64_t group = exec->plan->kv.group_of[op->layer];
     mr_cuda_rope_kv p = {
         .qkv = exec->buffers[op->qkv],
         .positions = exec->stage + step->stage.positions,
         .kv_slot = exec->stage + step->stage.kv_slot + group * step->counts.tokens * 4,
         .kv = kv_of(exec, op->layer),
+        .raw = raw_scales(exec, index, step->counts.tokens),
         .type = exec->backend->compute,
         .heads = op->heads,
         .tokens = step->counts.tokens,
@@ -238,7 +298,7 @@ static int gated(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
     if (exec->fused[index] && takes_gated(exec, step, index - 1)) {
         return 0;
     }
-    const mr_cuda_gated p = {
+    mr_cuda_gated p = {
         .in = exec->buffers[op->in],
         .out = exec->buffers[op->out],
         .type = exec->backend->compute,
@@ -246,6 +306,10 @@ static int gated(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
         .rows = rows_of(exec, step, op->in),
         .width = width_of(exec, op->out),
     };
+    p.raw = raw_scales(exec, index, p.rows);
+    if (takes_coded(exec, index, p.rows)) {
+        p.coded = coded_rows(exec, index + 1);
+    }
     return exec->backend->api->gated(exec->backend->context, &p);
 }
 
@@ -332,11 +396,11 @@ static int launch_op(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t inde
     case MR_OP_EMBED:
         return embed(exec, step, &op->embed);
     case MR_OP_NORM:
-        return norm(exec, step, &op->norm);
+        return norm(exec, step, index);
     case MR_OP_LINEAR:
         return linear(exec, step, index);
     case MR_OP_ROPE_KV:
-        return rope_kv(exec, step, &op->rope_kv);
+        return rope_kv(exec, step, index);
     case MR_OP_ATTENTION:
         return attention(exec, step, &op->attention);
     case MR_OP_GATED:
@@ -356,7 +420,14 @@ int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wh
 {
     *what = "starting a step";
     int code = prepare(exec, step);
+    const bool layers = mr_cuda_layers_take(exec, step);
     for (uint32_t i = 0; code == 0 && i < exec->plan->n_ops; i++) {
+        if (layers && i == exec->layers.begin) {
+            *what = "layers";
+            code = mr_cuda_layers_launch(exec, step);
+            i = exec->layers.end - 1;
+            continue;
+        }
         *what = mr_op_name(exec->plan->ops[i].kind);
         code = launch_op(exec, step, i);
     }

@@ -3,6 +3,7 @@
 #include "kernels/cuda/internal.h"
 
 #include "base/checked.h"
+#include "kernels/kv_layout.h"
 
 #include <string.h>
 
@@ -133,9 +134,10 @@ void mr_cuda_stage_lay_out(const mr_cuda_counts *c, uint32_t kv_groups, mr_cuda_
 
 /* ---- sizes ---- */
 
-bool mr_cuda_takes_tiles(const mr_plan *plan, mr_dtype compute, mr_dtype kv_dtype)
+bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan, mr_dtype kv_dtype)
 {
-    return compute != MR_DTYPE_F32 && kv_dtype == compute &&
+    return !backend->batch_invariant && backend->compute != MR_DTYPE_F32 &&
+           (kv_dtype == backend->compute || mr_cuda_size(kv_dtype) == 1) &&
            (plan->kv.head_width == 64 || plan->kv.head_width == 128);
 }
 
@@ -151,14 +153,14 @@ static uint32_t most_heads(const mr_plan *plan)
     return most;
 }
 
-static mr_status size_counts(const mr_plan *plan, mr_dtype compute, const mr_exec_options *o,
-                             mr_cuda_sizes *s, mr_error *err)
+static mr_status size_counts(const mr_cuda_backend *backend, const mr_plan *plan,
+                             const mr_exec_options *o, mr_cuda_sizes *s, mr_error *err)
 {
     const uint64_t groups = plan->kv.groups > 0 ? plan->kv.groups : 1;
     s->max_blocks = (o->max_context - 1) / o->block_size + 1;
     s->max_splits = (o->max_context - 1) / MR_CUDA_SPLIT_KEYS + 1;
     uint64_t split_tokens = o->max_tokens;
-    if (mr_cuda_takes_tiles(plan, compute, o->kv_dtype)) {
+    if (mr_cuda_takes_tiles(backend, plan, o->kv_dtype)) {
         split_tokens = mr_min_u64(split_tokens, (uint64_t)o->max_seqs * MR_CUDA_SPLIT_TOKENS);
     }
     const uint64_t items = split_tokens * s->max_splits;
@@ -207,16 +209,20 @@ static bool size_parts(const mr_plan *plan, const mr_dtype *types, const mr_exec
     s->launch_items =
         (uint32_t)mr_min_u64(fit > s->max_splits ? fit : s->max_splits, s->most.items);
     s->workers = mr_min_u32(o->max_rows, processors);
-    s->kv_block_bytes =
-        (uint64_t)kv->heads * kv->head_width * o->block_size * mr_cuda_size(o->kv_dtype);
-    bool fits = mr_mul_u64(s->kv_block_bytes, o->n_blocks, &s->kv_plane_bytes) &&
-                add(&parts[MR_CUDA_PART_KV], s->kv_plane_bytes, 2 * (uint64_t)kv->layers);
+    mr_kv_layout layout = {0};
+    bool fits = mr_kv_layout_make(kv, o->kv_dtype, o->block_size, &layout);
+    /* Pieces without scales lie without gaps. */
+    s->kv_block_bytes = layout.scales > 0 ? layout.block : layout.row * o->block_size * kv->heads;
+    fits = fits && mr_mul_u64(s->kv_block_bytes, o->n_blocks, &s->kv_plane_bytes) &&
+           add(&parts[MR_CUDA_PART_KV], s->kv_plane_bytes, 2 * (uint64_t)kv->layers);
     for (uint32_t i = 0; fits && i < plan->n_buffers; i++) {
         const uint64_t rows = plan->buffers[i].rows == MR_ROWS_TOKENS ? o->max_tokens : o->max_rows;
         fits = add(&parts[MR_CUDA_PART_BUFFERS], rows,
                    (uint64_t)plan->buffers[i].width * mr_cuda_size(types[i]));
     }
-    fits = fits && add(&parts[MR_CUDA_PART_TABLES], s->table_bytes, 1) &&
+    fits = fits && add(&parts[MR_CUDA_PART_BUFFERS], o->max_tokens, s->coded_width) &&
+           add(&parts[MR_CUDA_PART_BUFFERS], s->coded_width > 0 ? o->max_tokens : 0, 4) &&
+           add(&parts[MR_CUDA_PART_TABLES], s->table_bytes, 1) &&
            add(&parts[MR_CUDA_PART_TABLES], (uint64_t)o->max_seqs * o->max_context, 4);
     for (uint32_t i = 0; fits && i < plan->n_ropes; i++) {
         fits =
@@ -225,6 +231,8 @@ static bool size_parts(const mr_plan *plan, const mr_dtype *types, const mr_exec
     }
     return fits && add(&parts[MR_CUDA_PART_SCRATCH], s->launch_items, partial) &&
            add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)o->max_tokens * most_heads(plan), 4) &&
+           add(&parts[MR_CUDA_PART_SCRATCH], kv->layers, sizeof(mr_cuda_decode_layer)) &&
+           add(&parts[MR_CUDA_PART_SCRATCH], MR_CUDA_DECODE_SYNC, sizeof(uint32_t)) &&
            add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)s->workers * plan->vocab_size, 4) &&
            add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)s->workers * plan->vocab_size, 4) &&
            add(&parts[MR_CUDA_PART_STEP], s->stage.bytes, 1) &&
@@ -233,13 +241,14 @@ static bool size_parts(const mr_plan *plan, const mr_dtype *types, const mr_exec
                16 + MR_MAX_TOP * sizeof(mr_alternative));
 }
 
-mr_status mr_cuda_sizes_get(const mr_plan *plan, const mr_dtype *types, mr_dtype compute,
-                            const mr_exec_options *options, uint32_t processors, mr_cuda_sizes *out,
-                            mr_error *err)
+mr_status mr_cuda_sizes_get(const mr_cuda_backend *backend, const mr_plan *plan,
+                            const mr_dtype *types, const mr_exec_options *options,
+                            mr_cuda_sizes *out, mr_error *err)
 {
     memset(out, 0, sizeof(*out));
-    MR_TRY(size_counts(plan, compute, options, out, err));
-    if (!size_parts(plan, types, options, processors, out)) {
+    MR_TRY(size_counts(backend, plan, options, out, err));
+    out->coded_width = mr_cuda_takes_codes(backend) ? mr_cuda_coded_width(plan) : 0;
+    if (!size_parts(plan, types, options, backend->properties.processors, out)) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "compile: more than 2^64 bytes of GPU memory");
     }
     return MR_OK;

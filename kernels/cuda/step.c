@@ -11,12 +11,13 @@
 #include "kernels/cuda/internal.h"
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "kernels/batch_check.h"
 #include "kernels/sample.h"
 
 #include <string.h>
 
-#define EVENT_DONE 2u /* weights have 0 and 1 */
+#define EVENT_DONE 2u /* and the next, of two steps; weights have 0 and 1 */
 
 #define FAULT(batch, err, ...)                                                                     \
     (mr_fail(err, MR_INVALID_ARGUMENT, __VA_ARGS__),                                               \
@@ -35,7 +36,7 @@ static bool is_tiled(const mr_cuda_exec *exec, const mr_batch *batch, uint32_t s
     const uint32_t begin = batch->seq_start[seq];
     const uint32_t end = batch->seq_start[seq + 1];
     if (end - begin <= MR_CUDA_SPLIT_TOKENS ||
-        !mr_cuda_takes_tiles(exec->plan, exec->backend->compute, exec->options.kv_dtype)) {
+        !mr_cuda_takes_tiles(exec->backend, exec->plan, exec->options.kv_dtype)) {
         return false;
     }
     for (uint32_t t = begin + 1; t < end; t++) {
@@ -285,39 +286,18 @@ static int launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wha
             return code;
         }
         const char *part = NULL;
+        uint32_t launches = 0;
         code = mr_cuda_launch(exec, step, &part);
-        const int end = api->capture_end(context, &captured->graph);
+        const int end = api->capture_end(context, &captured->graph, &launches);
         if (code != 0 || end != 0) {
             *what = code != 0 ? part : *what;
             return code != 0 ? code : end;
         }
+        mr_log(MR_LOG_DEBUG, "cuda", "step captured", "tokens=%u launches=%u", step->counts.tokens,
+               launches);
     }
     *what = "running a step";
     return api->graph_launch(context, captured->graph);
-}
-
-/* Queues the copies back, and the event that wait() waits for. */
-static int fetch(mr_cuda_exec *exec, const mr_batch *batch)
-{
-    const mr_cuda_api *api = exec->backend->api;
-    mr_cuda_context *context = exec->backend->context;
-    int code = 0;
-    if (batch->n_rows > 0) {
-        code = api->to_host(context, exec->host_results, exec->results, mr_cuda_result_end(exec));
-    }
-    if (code == 0 && exec->has_top) {
-        const uint64_t top = mr_cuda_result_top(exec);
-        code = api->to_host(context, exec->host_results + top, exec->results + top,
-                            (uint64_t)batch->n_rows * MR_MAX_TOP * sizeof(mr_alternative));
-    }
-    for (uint32_t i = 0; code == 0 && exec->host_logits != NULL && i < exec->plan->n_ops; i++) {
-        const mr_op *op = &exec->plan->ops[i];
-        if (op->kind == MR_OP_SAMPLE && batch->n_rows > 0) {
-            code = api->to_host(context, exec->host_logits, exec->buffers[op->unary.in],
-                                (uint64_t)batch->n_rows * exec->plan->vocab_size * 4);
-        }
-    }
-    return code == 0 ? api->record(context, EVENT_DONE) : code;
 }
 
 static bool wants_top(const mr_batch *batch)
@@ -329,6 +309,31 @@ static bool wants_top(const mr_batch *batch)
     return wanted;
 }
 
+/* Queues the copies back, and the event that wait() waits for. */
+static int fetch(mr_cuda_exec *exec, const mr_batch *batch)
+{
+    uint8_t *to = exec->host_results[exec->last];
+    const mr_cuda_api *api = exec->backend->api;
+    mr_cuda_context *context = exec->backend->context;
+    int code = 0;
+    if (batch->n_rows > 0) {
+        code = api->to_host(context, to, exec->results, mr_cuda_result_end(exec));
+    }
+    if (code == 0 && wants_top(batch)) {
+        const uint64_t top = mr_cuda_result_top(exec);
+        code = api->to_host(context, to + top, exec->results + top,
+                            (uint64_t)batch->n_rows * MR_MAX_TOP * sizeof(mr_alternative));
+    }
+    for (uint32_t i = 0; code == 0 && exec->host_logits != NULL && i < exec->plan->n_ops; i++) {
+        const mr_op *op = &exec->plan->ops[i];
+        if (op->kind == MR_OP_SAMPLE && batch->n_rows > 0) {
+            code = api->to_host(context, exec->host_logits, exec->buffers[op->unary.in],
+                                (uint64_t)batch->n_rows * exec->plan->vocab_size * 4);
+        }
+    }
+    return code == 0 ? api->record(context, EVENT_DONE + exec->last) : code;
+}
+
 mr_status mr_cuda_step_submit(mr_exec *base, const mr_batch *batch, mr_error *err)
 {
     mr_cuda_exec *exec = (mr_cuda_exec *)base;
@@ -336,17 +341,18 @@ mr_status mr_cuda_step_submit(mr_exec *base, const mr_batch *batch, mr_error *er
     if (backend->failed) {
         return mr_fail(err, MR_INTERNAL, "the GPU failed before; restart the server");
     }
-    if (exec->pending) {
+    /* Logits have one place. */
+    if (exec->n_pending == (exec->host_logits != NULL ? 1 : 2)) {
         return mr_fail(err, MR_FAILED_PRECONDITION,
-                       "step %llu: the step before it was not waited for",
-                       (unsigned long long)batch->step);
+                       "step %llu: the %u before it were not waited for",
+                       (unsigned long long)batch->step, exec->n_pending);
     }
     const mr_batch_bounds bounds = {
         .options = &exec->options,
         .vocab_size = exec->plan->vocab_size,
         .kv_groups = exec->plan->kv.groups,
         .max_blocks = exec->sizes.max_blocks,
-        .n_drawn = exec->n_drawn,
+        .n_drawn = exec->flights[exec->last].n_rows,
     };
     MR_TRY(mr_batch_check(&bounds, batch, err));
     mr_cuda_step step = {.batch = batch};
@@ -355,6 +361,8 @@ mr_status mr_cuda_step_submit(mr_exec *base, const mr_batch *batch, mr_error *er
     step.graph = fit_bucket(exec, batch, &step.counts);
     mr_cuda_stage_lay_out(&step.counts, exec->plan->kv.groups, &step.stage);
     MR_CHECK(step.stage.bytes <= exec->sizes.stage.bytes);
+    exec->last = 1 - exec->last;
+    exec->host_stage = exec->host_stages[exec->last];
     put_step(exec, &step);
 
     const char *what = "copying a step's arrays";
@@ -362,29 +370,28 @@ mr_status mr_cuda_step_submit(mr_exec *base, const mr_batch *batch, mr_error *er
         backend->api->to_device(backend->context, exec->stage, exec->host_stage, step.stage.bytes);
     code = code == 0 ? launch(exec, &step, &what) : code;
     MR_TRY(mr_cuda_check(backend, code, what, err));
-    exec->has_top = wants_top(batch);
     MR_TRY(mr_cuda_check(backend, fetch(exec, batch), "copying results", err));
-    exec->step = batch->step;
-    exec->n_drawn = batch->n_rows;
+    exec->flights[exec->last] = (mr_cuda_flight){.step = batch->step, .n_rows = batch->n_rows};
     exec->times.steps++;
-    exec->pending = true;
+    exec->n_pending++;
     return MR_OK;
 }
 
 mr_status mr_cuda_step_wait(mr_exec *base, mr_step_output *out, mr_error *err)
 {
     mr_cuda_exec *exec = (mr_cuda_exec *)base;
-    if (!exec->pending) {
+    if (exec->n_pending == 0) {
         return mr_fail(err, MR_FAILED_PRECONDITION, "wait: no step was submitted");
     }
-    exec->pending = false;
+    const uint32_t first = exec->n_pending == 2 ? 1 - exec->last : exec->last;
+    exec->n_pending--;
     const mr_cuda_api *api = exec->backend->api;
-    MR_TRY(mr_cuda_check(exec->backend, api->await(exec->backend->context, EVENT_DONE),
+    MR_TRY(mr_cuda_check(exec->backend, api->await(exec->backend->context, EVENT_DONE + first),
                          "running a step", err));
-    const uint8_t *results = exec->host_results;
+    const uint8_t *results = exec->host_results[first];
     *out = (mr_step_output){
-        .step = exec->step,
-        .n_rows = exec->n_drawn,
+        .step = exec->flights[first].step,
+        .n_rows = exec->flights[first].n_rows,
         .tokens = (const uint32_t *)(const void *)results,
         .logprobs = (const float *)(const void *)(results + mr_cuda_result_logprobs(exec)),
         .n_top = results + mr_cuda_result_n_top(exec),

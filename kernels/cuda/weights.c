@@ -1,181 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * Weights in the GPU's memory. Matrices are rows of the compute type, whatever they were stored as;
- * q, k and v (gate and up) lie side by side, so that one product computes them. The host converts,
- * on all its threads, into one of two pinned areas while the other travels.
+ * Weights in the GPU's memory. Matrices are rows of the compute type, whatever they were stored as,
+ * but for F8_E4M3 where the GPU multiplies it (coded.c); q, k and v (gate and up) lie side by side,
+ * so that one product computes them. The host converts, on all its threads, into one of two pinned
+ * areas while the other travels.
  */
 #include "kernels/cuda/internal.h"
 
 #include "base/checked.h"
+#include "base/log.h"
 #include "base/thread_pool.h"
 #include "kernels/random_weight.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-#define AREA_BYTES  ((uint64_t)32 << 20)
-#define PIECE       2048u /* elements a thread converts at a time; whole blocks of every type */
-#define ADJOIN_UNIT 16u   /* vectors of 16 bytes must not straddle parts */
-
-/* ---- placing ---- */
-
-static mr_status use(mr_cuda_weights *w, const mr_plan *plan, mr_weight_id id, bool vector,
-                     mr_error *err)
-{
-    if (id == MR_NO_WEIGHT) {
-        return MR_OK;
-    }
-    mr_cuda_weight *item = &w->items[id];
-    if (item->used && item->vector != vector) {
-        return mr_fail(err, MR_INVALID_ARGUMENT,
-                       "plan weight \"%s\" is used as a vector and as a matrix",
-                       plan->weights[id].name);
-    }
-    item->used = true;
-    item->vector = vector;
-    item->n = plan->weights[id].n;
-    item->k = plan->weights[id].k;
-    item->bytes = (uint64_t)item->n * item->k * (vector ? 4 : mr_cuda_size(w->compute));
-    return MR_OK;
-}
-
-static mr_status find_uses(mr_cuda_weights *w, const mr_plan *plan, mr_error *err)
-{
-    for (uint32_t i = 0; i < plan->n_ops; i++) {
-        const mr_op *op = &plan->ops[i];
-        if (op->kind == MR_OP_EMBED) {
-            MR_TRY(use(w, plan, op->embed.table, false, err));
-            if (op->embed.learned_positions) {
-                MR_TRY(use(w, plan, op->embed.positions, false, err));
-            }
-        } else if (op->kind == MR_OP_NORM) {
-            MR_TRY(use(w, plan, op->norm.gain, true, err));
-            MR_TRY(use(w, plan, op->norm.bias, true, err));
-        } else if (op->kind == MR_OP_ROPE_KV && op->rope_kv.head_norms) {
-            MR_TRY(use(w, plan, op->rope_kv.q_gain, true, err));
-            MR_TRY(use(w, plan, op->rope_kv.k_gain, true, err));
-        } else if (op->kind == MR_OP_LINEAR) {
-            for (uint32_t part = 0; part < op->linear.parts; part++) {
-                MR_TRY(use(w, plan, op->linear.weight[part], false, err));
-            }
-        }
-    }
-    return MR_OK;
-}
-
-static bool place(mr_cuda_weights *w, mr_cuda_weight *item, uint64_t alignment)
-{
-    return mr_align_u64(w->bytes, alignment, &item->offset) &&
-           mr_add_u64(item->offset, item->bytes, &w->bytes);
-}
-
-/* Parts that nothing else has placed lie without a gap. */
-static bool place_parts(mr_cuda_weights *w, const mr_op_linear *op, bool *placed)
-{
-    bool together = op->parts > 1;
-    for (uint32_t part = 0; part < op->parts; part++) {
-        together = together && !placed[op->weight[part]] &&
-                   w->items[op->weight[part]].bytes % ADJOIN_UNIT == 0;
-        for (uint32_t other = 0; other < part; other++) {
-            together = together && op->weight[other] != op->weight[part];
-        }
-    }
-    for (uint32_t part = 0; together && part < op->parts; part++) {
-        mr_cuda_weight *item = &w->items[op->weight[part]];
-        if (!place(w, item, part == 0 ? MR_CUDA_ALIGNMENT : ADJOIN_UNIT)) {
-            return false;
-        }
-        placed[op->weight[part]] = true;
-    }
-    return true;
-}
-
-static bool has_bias(const mr_op_linear *op)
-{
-    bool found = false;
-    for (uint32_t part = 0; part < op->parts; part++) {
-        found = found || op->bias[part] != MR_NO_WEIGHT;
-    }
-    return found;
-}
-
-static uint64_t outputs_of(const mr_plan *plan, const mr_op_linear *op)
-{
-    uint64_t n = 0;
-    for (uint32_t part = 0; part < op->parts; part++) {
-        n += plan->weights[op->weight[part]].n;
-    }
-    return n;
-}
-
-static bool place_all(mr_cuda_weights *w, const mr_plan *plan, bool *placed)
-{
-    bool fits = true;
-    for (uint32_t i = 0; fits && i < plan->n_ops; i++) {
-        const mr_op *op = &plan->ops[i];
-        w->biases[i] = MR_CUDA_NONE;
-        if (op->kind != MR_OP_LINEAR) {
-            continue;
-        }
-        fits = place_parts(w, &op->linear, placed);
-        if (fits && has_bias(&op->linear)) {
-            mr_cuda_weight bias = {.bytes = outputs_of(plan, &op->linear) * 4};
-            fits = place(w, &bias, MR_CUDA_ALIGNMENT);
-            w->biases[i] = bias.offset;
-        }
-    }
-    for (uint32_t i = 0; fits && i < w->count; i++) {
-        if (w->items[i].used && !placed[i]) {
-            fits = place(w, &w->items[i], MR_CUDA_ALIGNMENT);
-        }
-    }
-    return fits;
-}
-
-mr_status mr_cuda_weights_place(const mr_plan *plan, mr_dtype compute, mr_cuda_weights **out,
-                                mr_error *err)
-{
-    mr_status status = MR_RESOURCE_EXHAUSTED;
-    mr_cuda_weights *w = mr_calloc(1, sizeof(*w));
-    bool *placed = mr_calloc((size_t)plan->n_weights + 1, sizeof(*placed));
-    if (w != NULL) {
-        w->compute = compute;
-        w->count = plan->n_weights;
-        w->n_ops = plan->n_ops;
-        w->items = mr_calloc((size_t)plan->n_weights + 1, sizeof(*w->items));
-        w->biases = mr_calloc((size_t)plan->n_ops + 1, sizeof(*w->biases));
-    }
-    if (w == NULL || placed == NULL || w->items == NULL || w->biases == NULL) {
-        (void)mr_fail(err, status, "weights: out of memory");
-        goto cleanup;
-    }
-    MR_TRY_CLEANUP(status, find_uses(w, plan, err));
-    if (!place_all(w, plan, placed)) {
-        status = mr_fail(err, MR_RESOURCE_EXHAUSTED, "weights: more than 2^64 bytes");
-        goto cleanup;
-    }
-    *out = w;
-    w = NULL;
-cleanup:
-    free(placed);
-    if (w != NULL) {
-        free(w->items);
-        free(w->biases);
-        free(w);
-    }
-    return status;
-}
-
-bool mr_cuda_weights_adjoin(const mr_cuda_weights *weights, const mr_op_linear *op)
-{
-    bool adjoin = true;
-    for (uint32_t part = 1; part < op->parts; part++) {
-        const mr_cuda_weight *before = &weights->items[op->weight[part - 1]];
-        const mr_cuda_weight *item = &weights->items[op->weight[part]];
-        adjoin = adjoin && item->offset == before->offset + before->bytes;
-    }
-    return adjoin;
-}
+#define AREA_BYTES ((uint64_t)32 << 20)
+#define PIECE      2048u /* elements a thread converts at a time; whole blocks of every type */
 
 /* ---- converting and uploading ---- */
 
@@ -187,6 +28,7 @@ typedef struct upload {
     uint32_t next;
     uint8_t *rows;      /* [threads][row_bytes], owns: rows that are put together from codes */
     uint64_t row_bytes; /* 0: there are none */
+    float *scales;      /* [most outputs], owns: of the matrix under way, if it stays in codes */
     mr_error *err;
 } upload;
 
@@ -199,6 +41,7 @@ typedef struct convert_job {
     uint8_t *dst;
     uint8_t *rows; /* as in upload */
     uint64_t row_bytes;
+    float *scales;
 } convert_job;
 
 /* `count` of at most PIECE elements, stored as `from` at `src`. */
@@ -246,6 +89,18 @@ static void convert_elements(const convert_job *job, uint64_t begin, uint64_t en
     }
 }
 
+/* A row of blocks as codes alone; gives the scale that all blocks have. */
+static float convert_codes(const uint8_t *row, uint8_t *dst, uint64_t k)
+{
+    const uint32_t bytes = mr_dtype_info_get(MR_DTYPE_CODES_F8)->block_bytes;
+    float scale;
+    memcpy(&scale, row, sizeof(scale));
+    for (uint64_t at = 0; at < k; at += MR_CODES_BLOCK, row += bytes) {
+        memcpy(dst + at, row + sizeof(scale), MR_CODES_BLOCK);
+    }
+    return scale;
+}
+
 /* Whole rows that are put together from codes and scales. */
 static void convert_rows(const convert_job *job, uint8_t *row, uint64_t begin, uint64_t end)
 {
@@ -258,6 +113,10 @@ static void convert_rows(const convert_job *job, uint8_t *row, uint64_t begin, u
             mr_random_weight_fill(job->random, weight, first * k, k, row);
         } else {
             mr_weight_codes_fill(weight->codes, weight->k, first, 1, row);
+        }
+        if (job->to == MR_DTYPE_F8_E4M3) {
+            job->scales[first] = convert_codes(row, job->dst + begin * k, k);
+            continue;
         }
         for (uint64_t at = 0; at < k; at += PIECE) {
             convert_piece(weight->dtype, row + at / type->block_elements * type->block_bytes,
@@ -310,6 +169,7 @@ static mr_status send_elements(upload *u, const mr_plan_weight *from, const mr_r
             .dst = u->area[area],
             .rows = u->rows,
             .row_bytes = u->row_bytes,
+            .scales = u->scales,
         };
         mr_thread_pool_run(u->pool, convert, &job);
         int code = api->to_device(u->backend->context, to + begin * mr_cuda_size(type),
@@ -346,7 +206,8 @@ static mr_status send_biases(upload *u, const mr_plan *plan, const mr_cuda_weigh
         const mr_op_linear *op = &plan->ops[i].linear;
         mr_cuda_ptr to = w->base + w->biases[i];
         MR_TRY(mr_cuda_check(
-            u->backend, u->backend->api->fill(u->backend->context, to, 0, outputs_of(plan, op) * 4),
+            u->backend,
+            u->backend->api->fill(u->backend->context, to, 0, mr_cuda_outputs_of(plan, op) * 4),
             "copying weights", u->err));
         for (uint32_t part = 0; part < op->parts; part++) {
             if (op->bias[part] != MR_NO_WEIGHT) {
@@ -357,6 +218,19 @@ static mr_status send_biases(upload *u, const mr_plan *plan, const mr_cuda_weigh
         }
     }
     return MR_OK;
+}
+
+/* Of the matrix that was just sent. */
+static mr_status send_scales(upload *u, const mr_cuda_weights *w, const mr_cuda_weight *item)
+{
+    const mr_cuda_api *api = u->backend->api;
+    if (!item->coded) {
+        return MR_OK;
+    }
+    int code = api->to_device(u->backend->context, w->base + item->scales, u->scales,
+                              (uint64_t)item->n * 4);
+    code = code == 0 ? api->synchronize(u->backend->context) : code; /* before they are others' */
+    return mr_cuda_check(u->backend, code, "copying weights", u->err);
 }
 
 static mr_status send_all(upload *u, const mr_plan *plan, const mr_cuda_weights *w,
@@ -370,8 +244,9 @@ static mr_status send_all(upload *u, const mr_plan *plan, const mr_cuda_weights 
     for (uint32_t i = 0; i < w->count; i++) {
         const mr_cuda_weight *item = &w->items[i];
         if (item->used) {
-            MR_TRY(send(u, &plan->weights[i], item->vector ? MR_DTYPE_F32 : w->compute,
-                        w->base + item->offset));
+            MR_TRY(
+                send(u, &plan->weights[i], mr_cuda_weight_type(w, item), w->base + item->offset));
+            MR_TRY(send_scales(u, w, item));
             mr_plan_release(plan, &plan->weights[i]);
         }
         done += plan->weights[i].bytes;
@@ -387,16 +262,20 @@ static mr_status send_all(upload *u, const mr_plan *plan, const mr_cuda_weights 
 /* Room for the longest row with codes, one a thread. */
 static mr_status make_rows(upload *u, const mr_plan *plan)
 {
+    uint32_t outputs = 1;
     for (uint32_t i = 0; i < plan->n_weights; i++) {
         const mr_plan_weight *weight = &plan->weights[i];
         uint64_t bytes = 0;
+        outputs = weight->codes != NULL && weight->n > outputs ? weight->n : outputs;
         if (weight->codes != NULL && mr_dtype_row_bytes(weight->dtype, weight->k, &bytes)) {
             u->row_bytes = bytes > u->row_bytes ? bytes : u->row_bytes;
         }
     }
     u->rows = mr_calloc(u->backend->threads, u->row_bytes > 0 ? u->row_bytes : 1);
-    return u->rows != NULL ? MR_OK
-                           : mr_fail(u->err, MR_RESOURCE_EXHAUSTED, "weights: out of memory");
+    u->scales = mr_calloc(outputs, sizeof(*u->scales));
+    return u->rows != NULL && u->scales != NULL
+               ? MR_OK
+               : mr_fail(u->err, MR_RESOURCE_EXHAUSTED, "weights: out of memory");
 }
 
 static mr_status open_upload(upload *u, mr_cuda_backend *backend, const mr_plan *plan,
@@ -424,6 +303,7 @@ static void close_upload(upload *u)
         mr_thread_pool_destroy(u->pool);
     }
     free(u->rows);
+    free(u->scales);
     for (uint32_t i = 0; i < 2; i++) {
         if (u->area[i] != NULL) {
             u->backend->api->release_host(u->backend->context, u->area[i]);
@@ -446,6 +326,25 @@ static mr_status take(mr_cuda_backend *backend, mr_cuda_weights *w, mr_error *er
     return MR_OK;
 }
 
+/* What became of matrices with codes, if there are any. */
+static void log_codes(const mr_plan *plan, const mr_cuda_weights *w)
+{
+    uint64_t kept = 0;
+    uint64_t decoded = 0;
+    for (uint32_t i = 0; i < w->count; i++) {
+        if (w->items[i].used && plan->weights[i].codes != NULL) {
+            *(w->items[i].coded ? &kept : &decoded) += w->items[i].bytes;
+        }
+    }
+    if (kept + decoded > 0) {
+        mr_log(
+            MR_LOG_INFO, "cuda", "quantised weights",
+            "fp8_mib=%.1f dequantised_mib=%.1f why=\"FP8 with one scale an output stays as it is "
+            "on compute capability 9; other codes, blocks and the vocabulary do not\"",
+            (double)kept / (1 << 20), (double)decoded / (1 << 20));
+    }
+}
+
 mr_status mr_cuda_weights_create(mr_cuda_backend *backend, const mr_plan *plan,
                                  mr_progress_fn progress, void *progress_ctx, mr_cuda_weights **out,
                                  mr_error *err)
@@ -453,11 +352,12 @@ mr_status mr_cuda_weights_create(mr_cuda_backend *backend, const mr_plan *plan,
     mr_cuda_weights *w = NULL;
     upload u = {.backend = backend};
     mr_status status;
-    MR_TRY(mr_cuda_weights_place(plan, backend->compute, &w, err));
+    MR_TRY(mr_cuda_weights_place(plan, backend->compute, mr_cuda_takes_codes(backend), &w, err));
     MR_CHECK(w != NULL);
     MR_TRY_CLEANUP(status, take(backend, w, err));
     MR_TRY_CLEANUP(status, open_upload(&u, backend, plan, err));
     MR_TRY_CLEANUP(status, send_all(&u, plan, w, progress, progress_ctx));
+    log_codes(plan, w);
     *out = w;
     w = NULL;
 cleanup:

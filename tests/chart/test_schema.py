@@ -130,7 +130,7 @@ def test_numbers_are_written_in_digits(tmp_path):
 
 
 def test_what_the_program_lacks_is_no_value():
-    for name, value in [("adapters", ["a"]), ("attention", {"sparse": True}), ("kv_cache_dtype", "fp8"),
+    for name, value in [("adapters", ["a"]), ("attention", {"sparse": True}), ("kv_cache_dtype", "fp4"),
                         ("tensor_parallel_size", 2)]:
         assert name in refusal(PVC, {"config": {name: value}})
 

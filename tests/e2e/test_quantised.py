@@ -105,12 +105,29 @@ def test_scales_of_a_kv_cache_are_named_Q5(millrace_bin, tmp_path):
     for name in ("k_scale", "v_scale"):
         add_tensor(model, f"model.layers.0.self_attn.{name}", 0.5)
     done = run(millrace_bin, "inspect", model, "--json")
-    assert json.loads(done.stdout)["kv_scales"] == "checkpoint, 1 of 1 layers; not used"
-    assert "tensors that this build does not use" in done.stderr and "self_attn.k_scale" in done.stderr
+    assert json.loads(done.stdout)["kv_scales"] == "checkpoint, 1 of 1 layers; used by fp8 caches"
+    assert "does not use" not in done.stderr
     with Server(millrace_bin, model) as server:
         got = server.stub.GetModel(pb.GetModelRequest(), timeout=CALL_S).model
         assert got.quantization == "compressed fp8"
-        assert got.kv_scales == "checkpoint, 1 of 1 layers; not used"
+        assert got.kv_scales == "checkpoint, 1 of 1 layers; used by fp8 caches"
+
+
+def test_scales_of_inputs_are_read_and_checked(millrace_bin, tmp_path):
+    model = shutil.copytree(DATA / "packages" / "compressed-float", tmp_path / "model")
+    add_tensor(model, "model.layers.0.mlp.down_proj.input_scale", 0.25)
+    done = run(millrace_bin, "inspect", model, "--json")
+    assert done.returncode == 0 and "does not use" not in done.stderr
+    add_tensor(model, "model.layers.0.mlp.up_proj.input_scale", -1.0)
+    done = run(millrace_bin, "inspect", model)
+    assert done.returncode == 1 and "model.layers.0.mlp.up_proj.input_scale' is no positive number" in done.stderr
+
+
+def test_fp8_caches_are_for_gpus(millrace_bin, tmp_path):
+    done = run(millrace_bin, "generate", "--model", DATA / "packages" / "compressed-float", "--jsonl", "--set",
+               "backend=cpu", "--set", "kv_cache_dtype=fp8", stdin='{"prompt_ids": [1]}')
+    assert done.returncode == 1 and "kv_cache_dtype=fp8 is for GPUs" in done.stderr
+    assert "auto, f32, f16, bf16 or int8" in done.stderr
 
 
 def draw(binary, model, *settings):

@@ -11,12 +11,13 @@
 
 #include <cmocka.h>
 
-mr_backend *gpu_backend(mr_dtype compute)
+static mr_backend *open_gpu(mr_dtype compute, bool batch_invariant)
 {
     const mr_cuda_options options = {
         .compute = compute,
         .threads = 2,
         .memory_bytes = (uint64_t)1 << 30,
+        .batch_invariant = batch_invariant,
         .module_path = getenv("MILLRACE_TEST_MODULE"),
     };
     mr_backend *backend = NULL;
@@ -30,6 +31,16 @@ mr_backend *gpu_backend(mr_dtype compute)
         fail_msg("%s", err.message);
     }
     return backend;
+}
+
+mr_backend *gpu_backend(mr_dtype compute)
+{
+    return open_gpu(compute, false);
+}
+
+mr_backend *gpu_invariant_backend(mr_dtype compute)
+{
+    return open_gpu(compute, true);
 }
 
 mr_backend *gpu_reference(void)

@@ -7,6 +7,8 @@
 
 /* A backend with 1 GiB of the GPU; skips the test where there is none. */
 mr_backend *gpu_backend(mr_dtype compute);
+/* The same with batch_invariant. */
+mr_backend *gpu_invariant_backend(mr_dtype compute);
 /* The scalar reference. */
 mr_backend *gpu_reference(void);
 

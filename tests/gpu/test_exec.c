@@ -59,7 +59,8 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
         typed.dtype = precisions[p].weights;
         mr_exec_options on_gpu = options != NULL ? *options : wide_options(precisions[p].compute);
         mr_exec_options on_cpu = on_gpu;
-        on_cpu.kv_dtype = MR_DTYPE_F32;
+        /* One rule for int8 everywhere: only what is computed differs. */
+        on_cpu.kv_dtype = on_gpu.kv_dtype == MR_DTYPE_I8 ? MR_DTYPE_I8 : MR_DTYPE_F32;
         tiny_plan tiny;
         tiny_plan_create(&typed, &tiny);
         mr_backend *backend = gpu_backend(precisions[p].compute);
@@ -71,6 +72,9 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
             double allowed = precisions[p].tolerance;
             if (on_gpu.kv_dtype != MR_DTYPE_F32 && allowed < 2e-2) {
                 allowed = on_gpu.kv_dtype == MR_DTYPE_F16 ? 6e-3 : 2e-2;
+            }
+            if (on_gpu.kv_dtype == MR_DTYPE_F8_E4M3) {
+                allowed = 0.12; /* keys and values of three bits and a sign */
             }
             if (!(found <= allowed)) {
                 fail_msg("%s, %s, way %zu: relative error %g, at most %g is allowed", what,
@@ -95,6 +99,52 @@ static void test_head_widths(void **state)
         char what[32];
         (void)snprintf(what, sizeof(what), "D %u", widths[i]);
         check(&dims, NULL, what);
+    }
+}
+
+/* Prompts of many tiles, in chunks that begin inside of one, for the head widths that have a kernel
+ * of their own. */
+static void test_long_prompts(void **state)
+{
+    (void)state;
+    enum { LONG = 1100 };
+    static const tiny_schedule cuts[] = {
+        {.prefill = LONG, .chunk = LONG},
+        {.prefill = LONG, .chunk = 450, .neighbours = 1},
+        {.prefill = LONG, .chunk = 129},
+    };
+    static const uint32_t windows[] = {0, 300};
+    for (size_t i = 0; i < 2 * sizeof(windows) / sizeof(windows[0]); i++) {
+        tiny_dims dims = tiny_dims_default();
+        dims.head_width = i % 2 == 0 ? 128 : 64;
+        dims.window = windows[i / 2];
+        dims.dtype = MR_DTYPE_BF16;
+        mr_exec_options options = wide_options(MR_DTYPE_BF16);
+        options.max_tokens = 2048;
+        options.max_rows = 2048;
+        options.max_seqs = 2;
+        options.max_context = 1200;
+        options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+        mr_exec_options on_cpu = options;
+        on_cpu.kv_dtype = MR_DTYPE_F32;
+        tiny_plan tiny;
+        tiny_plan_create(&dims, &tiny);
+        mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+        mr_backend *reference = gpu_reference();
+        float *expected = tiny_logits(reference, &tiny, &on_cpu, LONG, cuts[0]);
+        for (size_t w = 0; w < sizeof(cuts) / sizeof(cuts[0]); w++) {
+            float *logits = tiny_logits(backend, &tiny, &options, LONG, cuts[w]);
+            const double found = tiny_distance(logits, expected, LONG, VOCAB);
+            if (!(found <= 5e-2)) {
+                fail_msg("D %u, window %u, cut %zu: relative error %g", dims.head_width,
+                         dims.window, w, found);
+            }
+            free(logits);
+        }
+        free(expected);
+        reference->vt->destroy(reference);
+        backend->vt->destroy(backend);
+        tiny_plan_destroy(&tiny);
     }
 }
 
@@ -150,7 +200,8 @@ static void test_kv_types_and_blocks(void **state)
 {
     (void)state;
     static const uint32_t sizes[] = {1, 5, 8, 64};
-    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16};
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_F8_E4M3,
+                                     MR_DTYPE_I8};
     tiny_dims dims = tiny_dims_default();
     dims.head_width = 64;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
@@ -213,6 +264,73 @@ static void test_two_runs_are_bit_equal_D4(void **state)
     tiny_plan_destroy(&tiny);
 }
 
+/* Shapes whose layers one launch runs in decode steps of few rows. */
+static const struct layers_case {
+    const char *what;
+    uint32_t width, heads, kv_heads, head_width, ffn;
+    bool late, head_norms, halves;
+    float soft_cap;
+} layers_cases[] = {
+    {"small", 64, 4, 2, 64, 128, false, false, false, 0.0f},
+    {"rows gathered", 64, 4, 2, 64, 192, true, false, true, 0.0f},
+    {"one head a group, norms of heads", 192, 3, 3, 64, 320, true, true, true, 0.0f},
+    {"16 heads a group, soft cap", 128, 16, 1, 64, 64, true, false, false, 2.0f},
+    {"D 128", 576, 6, 2, 128, 1088, true, true, false, 0.0f},
+    {"wide norm, fewer tiles than inputs ask for", 1088, 8, 8, 128, 64, true, false, true, 0.0f},
+};
+
+static tiny_dims layers_dims(const struct layers_case *c, mr_dtype dtype)
+{
+    tiny_dims dims = tiny_dims_default();
+    dims.layers = 3;
+    dims.width = c->width;
+    dims.heads = c->heads;
+    dims.kv_heads = c->kv_heads;
+    dims.head_width = c->head_width;
+    dims.ffn = c->ffn;
+    dims.late = c->late;
+    dims.head_norms = c->head_norms;
+    dims.pairing = c->halves ? MR_ROPE_HALVES : MR_ROPE_INTERLEAVED;
+    dims.soft_cap = c->soft_cap;
+    dims.dtype = dtype;
+    return dims;
+}
+
+static void test_layers_in_one_launch(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(layers_cases) / sizeof(layers_cases[0]); i++) {
+        const tiny_dims dims = layers_dims(&layers_cases[i], MR_DTYPE_F32);
+        check(&dims, NULL, layers_cases[i].what);
+    }
+}
+
+/* In decode steps of few rows, a row has the same bits whatever stands beside it. */
+static void test_few_neighbours_do_not_matter_D4(void **state)
+{
+    (void)state;
+    for (size_t i = 0; i < sizeof(layers_cases) / sizeof(layers_cases[0]); i++) {
+        const tiny_dims dims = layers_dims(&layers_cases[i], MR_DTYPE_BF16);
+        const mr_exec_options options = wide_options(MR_DTYPE_BF16);
+        tiny_plan tiny;
+        tiny_plan_create(&dims, &tiny);
+        mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+        const tiny_schedule alone = {.prefill = 1, .chunk = 1};
+        float *expected = tiny_logits(backend, &tiny, &options, LENGTH, alone);
+        for (uint32_t neighbours = 1; neighbours < 8; neighbours += 2) {
+            const tiny_schedule among = {.prefill = 1, .chunk = 1, .neighbours = neighbours};
+            float *logits = tiny_logits(backend, &tiny, &options, LENGTH, among);
+            if (memcmp(logits, expected, LENGTH * VOCAB * sizeof(float)) != 0) {
+                fail_msg("%s: other bits among %u neighbours", layers_cases[i].what, neighbours);
+            }
+            free(logits);
+        }
+        free(expected);
+        backend->vt->destroy(backend);
+        tiny_plan_destroy(&tiny);
+    }
+}
+
 /* A copied block serves another slot: two sequences with one history agree bit by bit. */
 static void test_block_copies(void **state)
 {
@@ -270,13 +388,22 @@ static void test_nan_is_seen(void **state)
     tiny_plan_destroy(&tiny);
 }
 
-int main(void)
+/* An argument names the cases to run, with * and ?; none: all. */
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_head_widths),  cmocka_unit_test(test_head_groups),
-        cmocka_unit_test(test_variants),     cmocka_unit_test(test_kv_types_and_blocks),
-        cmocka_unit_test(test_stored_types), cmocka_unit_test(test_two_runs_are_bit_equal_D4),
-        cmocka_unit_test(test_block_copies), cmocka_unit_test(test_nan_is_seen),
+        cmocka_unit_test(test_head_widths),
+        cmocka_unit_test(test_long_prompts),
+        cmocka_unit_test(test_head_groups),
+        cmocka_unit_test(test_variants),
+        cmocka_unit_test(test_kv_types_and_blocks),
+        cmocka_unit_test(test_stored_types),
+        cmocka_unit_test(test_two_runs_are_bit_equal_D4),
+        cmocka_unit_test(test_layers_in_one_launch),
+        cmocka_unit_test(test_few_neighbours_do_not_matter_D4),
+        cmocka_unit_test(test_block_copies),
+        cmocka_unit_test(test_nan_is_seen),
     };
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

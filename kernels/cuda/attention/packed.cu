@@ -10,25 +10,18 @@
  *   values  through shared memory, which turns them; 8 · 32 · D · 2 bytes, used again to merge the
  *           warps, in order
  *
+ * Keys and values of one byte go through registers, and are widened on their way.
+ *
  * Float32 scores and sums; probabilities are rounded to the type before they meet the values. A row
- * depends on its own keys only. sm_80 and later.
+ * depends on its own keys only. sm_80 and later; what stream.cu takes goes there.
  */
-#include "kernels/cuda/attention/split.cuh"
-#include "kernels/cuda/device/mma.cuh"
+#include "kernels/cuda/attention/codes.cuh"
+#include "kernels/cuda/attention/packed.cuh"
 
-#define WARPS   8
+#define WARPS   MR_PACKED_WARPS
 #define THREADS (WARPS * 32)
-#define KEYS    32 /* of a warp */
-#define HEADS   16 /* rows of a product */
-#define LOG2E   1.4426950408889634f
-
-static_assert(WARPS * KEYS == MR_CUDA_SPLIT_KEYS, "the warps share a split");
-
-/* Queries of up to 16 heads as A operands: lo of rows g, hi of rows g + 8. */
-template <int D> struct mr_packed_queries {
-    uint4 lo[D / 32];
-    uint4 hi[D / 32];
-};
+#define KEYS    MR_PACKED_KEYS
+#define HEADS   MR_PACKED_HEADS
 
 template <typename T, int D>
 __device__ static inline void mr_load_queries(const mr_split_args &a, uint32_t token, uint32_t head,
@@ -101,120 +94,92 @@ __device__ static inline void mr_find_row(const mr_split_args &a, mr_packed_work
     }
 }
 
-/* What a thread has of its two rows (heads g and g + 8). */
-struct mr_packed_rows {
-    float max[2];
-    float sum[2];
+/* Keys and values of one byte: those that the lane feeds to products, and those that it puts into
+ * shared memory. */
+template <int D> struct mr_packed_codes {
+    uint2 keys[KEYS / 8][D / 32];
+    uint4 values[D / 16];
+    float key_scale; /* of the lane's key, I8 only */
+    float value_scale;
 };
 
-template <typename T, int D>
-__device__ static inline void mr_score_keys(const mr_packed_queries<D> &q,
-                                            const uint4 (&keys)[KEYS / 8][D / 32],
-                                            float (&s)[KEYS / 8][4])
+template <int D, bool I8>
+__device__ static inline void mr_fetch_codes(const mr_split_args &a, const mr_packed_work &work,
+                                             mr_packed_codes<D> &codes)
 {
+    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t size = a.p.kv.block_size;
+    const uint32_t seen = __ballot_sync(0xffffffffu, work.there);
+    const uint8_t *keys = reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.keys));
+    const uint8_t *values =
+        reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.values));
 #pragma unroll
     for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            s[n][i] = 0.0f;
-        }
+        const uint32_t key = n * 8 + lane / 4;
+        const uint32_t row = __shfl_sync(0xffffffffu, work.row, key);
+        const uint2 *from =
+            reinterpret_cast<const uint2 *>(keys + mr_code_row<I8>(row, D, size)) + lane % 4;
 #pragma unroll
         for (int c = 0; c < D / 32; c++) {
-            mr_matrix<T>::multiply(s[n], q.lo[c].x, q.hi[c].x, q.lo[c].y, q.hi[c].y, keys[n][c].x,
-                                   keys[n][c].y);
-            mr_matrix<T>::multiply(s[n], q.lo[c].z, q.hi[c].z, q.lo[c].w, q.hi[c].w, keys[n][c].z,
-                                   keys[n][c].w);
+            codes.keys[n][c] = (seen >> key & 1) != 0 ? from[c * 4] : make_uint2(0, 0);
         }
+    }
+#pragma unroll
+    for (int i = 0; i < D / 16; i++) {
+        const uint32_t key = (i * 32 + lane) / (D / 16);
+        const uint32_t row = __shfl_sync(0xffffffffu, work.row, key);
+        const uint4 *from = reinterpret_cast<const uint4 *>(values + mr_code_row<I8>(row, D, size));
+        codes.values[i] =
+            (seen >> key & 1) != 0 ? from[(i * 32 + lane) % (D / 16)] : make_uint4(0, 0, 0, 0);
+    }
+    if (I8) {
+        codes.key_scale = work.there ? mr_code_scale(keys, work.row, D, size) : 0.0f;
+        codes.value_scale = work.there ? mr_code_scale(values, work.row, D, size) : 0.0f;
     }
 }
 
-/* Scores of keys `first` … become probabilities, relative to the warp's own maximum. */
-__device__ static inline void mr_weigh(const mr_split_args &a, const mr_split_range &range,
-                                       uint32_t first, float (&s)[KEYS / 8][4],
-                                       mr_packed_rows &rows)
+template <typename T, int D, bool I8>
+__device__ static inline void mr_score_codes(const mr_packed_queries<D> &q,
+                                             const mr_packed_codes<D> &codes,
+                                             float (&s)[KEYS / 8][4])
+{
+    uint4 keys[KEYS / 8][D / 32];
+#pragma unroll
+    for (int n = 0; n < KEYS / 8; n++) {
+#pragma unroll
+        for (int c = 0; c < D / 32; c++) {
+            keys[n][c] = mr_widen8<T, I8>(codes.keys[n][c]);
+        }
+    }
+    mr_score_keys<T, D>(q, keys, s);
+}
+
+/* Times what each key's lane has. */
+__device__ static inline void mr_times_keys(float scale, float (&s)[KEYS / 8][4])
 {
 #pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows.max[h] = -CUDART_INF_F;
-        rows.sum[h] = 0.0f;
-    }
-#pragma unroll
     for (int n = 0; n < KEYS / 8; n++) {
 #pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const uint32_t key = first + n * 8 + threadIdx.x % 4 * 2 + i % 2;
-            float x = s[n][i] * a.p.scale;
-            x = a.p.soft_cap > 0.0f ? a.p.soft_cap * tanhf(x / a.p.soft_cap) : x;
-            s[n][i] = key >= range.begin && key < range.end ? x * LOG2E : -CUDART_INF_F;
-            rows.max[i / 2] = fmaxf(rows.max[i / 2], s[n][i]);
+        for (int i = 0; i < 2; i++) {
+            const float of = __shfl_sync(0xffffffffu, scale, n * 8 + threadIdx.x % 4 * 2 + i);
+            s[n][i] *= of;
+            s[n][i + 2] *= of;
         }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xffffffffu, rows.max[h], 1));
-        rows.max[h] = fmaxf(rows.max[h], __shfl_xor_sync(0xffffffffu, rows.max[h], 2));
-    }
-#pragma unroll
-    for (int n = 0; n < KEYS / 8; n++) {
-#pragma unroll
-        for (int i = 0; i < 4; i++) {
-            const float max = rows.max[i / 2];
-            s[n][i] = max == -CUDART_INF_F ? 0.0f : mr_exp2(s[n][i] - max);
-            rows.sum[i / 2] += s[n][i];
-        }
-    }
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        rows.sum[h] += __shfl_xor_sync(0xffffffffu, rows.sum[h], 1);
-        rows.sum[h] += __shfl_xor_sync(0xffffffffu, rows.sum[h], 2);
     }
 }
 
-template <typename T, int D>
-__device__ static inline void mr_sum_values(const float (&s)[KEYS / 8][4], uint32_t values,
-                                            float (&out)[D / 8][4])
+template <typename T, int D, bool I8>
+__device__ static inline void mr_store_values(const mr_packed_codes<D> &codes, uint32_t values)
 {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
-    for (int k = 0; k < KEYS / 16; k++) {
-        const uint32_t a0 = mr_matrix<T>::pack(s[2 * k][0], s[2 * k][1]);
-        const uint32_t a1 = mr_matrix<T>::pack(s[2 * k][2], s[2 * k][3]);
-        const uint32_t a2 = mr_matrix<T>::pack(s[2 * k + 1][0], s[2 * k + 1][1]);
-        const uint32_t a3 = mr_matrix<T>::pack(s[2 * k + 1][2], s[2 * k + 1][3]);
-#pragma unroll
-        for (int n = 0; n < D / 16; n++) {
-            uint32_t b[4];
-            mr_load_matrices<true>(values + mr_swizzled<D>(k * 16 + lane % 16, n * 2 + lane / 16),
-                                   b);
-            mr_matrix<T>::multiply(out[2 * n], a0, a1, a2, a3, b[0], b[1]);
-            mr_matrix<T>::multiply(out[2 * n + 1], a0, a1, a2, a3, b[2], b[3]);
-        }
-    }
-}
-
-/* The warp's sums into shared memory: [heads][D] numerators, maximum, sum. */
-template <int D>
-__device__ static inline void mr_share_sums(float *to, uint32_t heads, const mr_packed_rows &rows,
-                                            const float (&out)[D / 8][4])
-{
-    const uint32_t group = threadIdx.x % 32 / 4;
-    const uint32_t quad = threadIdx.x % 4;
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-        const uint32_t row = group + h * 8;
-        if (row >= heads) {
-            continue;
-        }
-        float *line = to + row * (D + 2);
-#pragma unroll
-        for (int n = 0; n < D / 8; n++) {
-            line[n * 8 + quad * 2] = out[n][2 * h];
-            line[n * 8 + quad * 2 + 1] = out[n][2 * h + 1];
-        }
-        if (quad == 0) {
-            line[D] = rows.max[h];
-            line[D + 1] = rows.sum[h];
-        }
+    for (int i = 0; i < D / 16; i++) {
+        const uint32_t key = (i * 32 + lane) / (D / 16);
+        const uint32_t c = (i * 32 + lane) % (D / 16) * 2;
+        mr_store16(values + mr_swizzled<D>(key, c),
+                   mr_widen8<T, I8>(make_uint2(codes.values[i].x, codes.values[i].y)));
+        mr_store16(values + mr_swizzled<D>(key, c + 1),
+                   mr_widen8<T, I8>(make_uint2(codes.values[i].z, codes.values[i].w)));
     }
 }
 
@@ -264,7 +229,7 @@ __device__ static inline void mr_store_sums(const mr_split_args &a, const mr_pac
         const float acc =
             mr_merge(sums + h * (D + 2), heads * (D + 2), WARPS, D, i % D, &max, &sum);
         if (work.range.splits == 1) {
-            mr_store_as(a.out, a.p.type, out + i, acc / sum);
+            mr_store_as(a.out, a.p.type, out + i, acc / sum * a.value_scale);
             continue;
         }
         float *to = mr_partial_at(a, work.index, work.head + h);
@@ -276,8 +241,46 @@ __device__ static inline void mr_store_sums(const mr_split_args &a, const mr_pac
     }
 }
 
+/* How keys and values are stored. */
+enum mr_packed_kv { MR_PACKED_SAME, MR_PACKED_E4M3, MR_PACKED_I8 };
+
+/* Probabilities of the warp's keys, whose values lie in shared memory or are on their way there;
+ * finds the next work meanwhile. */
+template <typename T, int D, mr_packed_kv KV>
+__device__ static inline void
+mr_packed_keys(const mr_split_args &a, const mr_packed_work &work, uint64_t next_number,
+               mr_packed_work &next, uint32_t values, float (&s)[KEYS / 8][4], mr_packed_rows &rows)
+{
+    const uint32_t first = work.item.split * MR_CUDA_SPLIT_KEYS + threadIdx.x / 32 * KEYS;
+    mr_packed_queries<D> q;
+    if constexpr (KV == MR_PACKED_SAME) {
+        uint4 keys[KEYS / 8][D / 32];
+        mr_fetch_work<T, D>(a, work, values, keys, q);
+        mr_find_work(a, next_number, next);
+        mr_find_row(a, next);
+        mr_score_keys<T, D>(q, keys, s);
+        mr_weigh(a.p.scale, a.p.soft_cap, work.range, first, s, rows);
+    } else {
+        constexpr bool I8 = KV == MR_PACKED_I8;
+        mr_packed_codes<D> codes;
+        mr_fetch_codes<D, I8>(a, work, codes);
+        mr_load_queries<T, D>(a, work.item.token, work.head, work.heads, q);
+        mr_find_work(a, next_number, next);
+        mr_find_row(a, next);
+        mr_score_codes<T, D, I8>(q, codes, s);
+        if (I8) {
+            mr_times_keys(codes.key_scale, s);
+        }
+        mr_weigh(a.p.scale, a.p.soft_cap, work.range, first, s, rows);
+        if (I8) {
+            mr_times_keys(codes.value_scale, s);
+        }
+        mr_store_values<T, D, I8>(codes, values);
+    }
+}
+
 /* Runs `work`, and finds the next while its keys and values are on their way. */
-template <typename T, int D>
+template <typename T, int D, mr_packed_kv KV>
 __device__ static inline void mr_run_packed(const mr_split_args &a, const mr_packed_work &work,
                                             uint64_t next_number, mr_packed_work &next,
                                             uint8_t *shared, uint32_t *arrived)
@@ -285,17 +288,10 @@ __device__ static inline void mr_run_packed(const mr_split_args &a, const mr_pac
     const uint32_t warp = threadIdx.x / 32;
     const uint32_t values =
         static_cast<uint32_t>(__cvta_generic_to_shared(shared)) + warp * KEYS * D * 2;
-    uint4 keys[KEYS / 8][D / 32];
-    mr_packed_queries<D> q;
-    __syncthreads(); /* the work before may still be merged */
-    mr_fetch_work<T, D>(a, work, values, keys, q);
-    mr_find_work(a, next_number, next);
-    mr_find_row(a, next);
-
     float s[KEYS / 8][4];
     mr_packed_rows rows;
-    mr_score_keys<T, D>(q, keys, s);
-    mr_weigh(a, work.range, work.item.split * MR_CUDA_SPLIT_KEYS + warp * KEYS, s, rows);
+    __syncthreads(); /* the work before may still be merged */
+    mr_packed_keys<T, D, KV>(a, work, next_number, next, values, s, rows);
     float out[D / 8][4] = {};
     mr_wait_copies<0>();
     __syncwarp();
@@ -309,7 +305,7 @@ __device__ static inline void mr_run_packed(const mr_split_args &a, const mr_pac
                    arrived);
 }
 
-template <typename T, int D>
+template <typename T, int D, mr_packed_kv KV>
 __global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(mr_split_args a)
 {
     extern __shared__ __align__(128) uint8_t shared[];
@@ -324,7 +320,7 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(
     for (uint64_t number = blockIdx.x; number < end; number += gridDim.x) {
         mr_packed_work next;
         if (work.runs) {
-            mr_run_packed<T, D>(a, work, number + gridDim.x, next, shared, &arrived);
+            mr_run_packed<T, D, KV>(a, work, number + gridDim.x, next, shared, &arrived);
         } else {
             mr_find_work(a, number + gridDim.x, next);
             mr_find_row(a, next);
@@ -333,26 +329,36 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_packed_kernel(
     }
 }
 
-template <typename T, int D> static int launch(mr_cuda_context *context, const mr_split_args &a)
+template <typename T, int D, mr_packed_kv KV>
+static int launch(mr_cuda_context *context, const mr_split_args &a)
 {
     /* Values need KEYS rows of 2 bytes a warp, sums HEADS rows of 4 bytes and a little. */
     const int bytes = WARPS * (KEYS * D * 2 + HEADS * 8);
     const cudaError_t code = cudaFuncSetAttribute(
-        mr_attention_packed_kernel<T, D>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+        mr_attention_packed_kernel<T, D, KV>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (code != cudaSuccess) {
         return code;
     }
-    return mr_launch(context, mr_attention_packed_kernel<T, D>, mr_split_blocks(context, a, 2),
+    return mr_launch(context, mr_attention_packed_kernel<T, D, KV>, mr_split_blocks(context, a, 2),
                      THREADS, bytes, a);
+}
+
+template <typename T, int D> static int choose(mr_cuda_context *context, const mr_split_args &a)
+{
+    if (a.p.kv.type == MR_DTYPE_F8_E4M3) {
+        return launch<T, D, MR_PACKED_E4M3>(context, a);
+    }
+    return a.p.kv.type == MR_DTYPE_I8 ? launch<T, D, MR_PACKED_I8>(context, a)
+                                      : launch<T, D, MR_PACKED_SAME>(context, a);
 }
 
 int mr_cuda_attention_packed_run(mr_cuda_context *context, mr_split_args *a)
 {
     a->chunks = mr_ceil_div(a->share, HEADS);
     if (a->p.type == MR_DTYPE_F16) {
-        return a->p.kv.width == 64 ? launch<__half, 64>(context, *a)
-                                   : launch<__half, 128>(context, *a);
+        return a->p.kv.width == 64 ? choose<__half, 64>(context, *a)
+                                   : choose<__half, 128>(context, *a);
     }
-    return a->p.kv.width == 64 ? launch<__nv_bfloat16, 64>(context, *a)
-                               : launch<__nv_bfloat16, 128>(context, *a);
+    return a->p.kv.width == 64 ? choose<__nv_bfloat16, 64>(context, *a)
+                               : choose<__nv_bfloat16, 128>(context, *a);
 }

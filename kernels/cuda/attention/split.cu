@@ -19,6 +19,22 @@
 #define KEYS    4 /* of a stream in flight */
 #define LOG2E   1.4426950408889634f
 
+/* Eight elements of one byte are one load, others take 16 bytes at a time. */
+__device__ static inline void mr_load_vectors(const void *from, uint2 (&v)[1])
+{
+    v[0] = *static_cast<const uint2 *>(from);
+}
+
+template <int N> __device__ static inline void mr_load_vectors(const void *from, uint2 (&v)[N])
+{
+#pragma unroll
+    for (int i = 0; i < N / 2; i++) {
+        const uint4 x = static_cast<const uint4 *>(from)[i];
+        v[2 * i] = make_uint2(x.x, x.y);
+        v[2 * i + 1] = make_uint2(x.z, x.w);
+    }
+}
+
 /* Eight elements from d on as float32; those from `width` on are 0. */
 template <typename KV>
 __device__ static inline void mr_load8(const KV *p, uint32_t d, uint32_t width, bool whole,
@@ -26,13 +42,10 @@ __device__ static inline void mr_load8(const KV *p, uint32_t d, uint32_t width, 
 {
     if (whole) {
         union {
-            uint4 v[sizeof(KV) / 2];
+            uint2 v[sizeof(KV)];
             KV e[8];
         } raw;
-#pragma unroll
-        for (int i = 0; i < static_cast<int>(sizeof(KV) / 2); i++) {
-            raw.v[i] = reinterpret_cast<const uint4 *>(p + d)[i];
-        }
+        mr_load_vectors(p + d, raw.v);
 #pragma unroll
         for (int i = 0; i < 8; i++) {
             x[i] = mr_to_float(raw.e[i]);
@@ -52,14 +65,28 @@ template <int S> struct mr_stream {
     float acc[S][8];
 };
 
-/* Offset, in elements, of a key or value in its plane. */
-__device__ static inline size_t mr_kv_offset(const mr_split_args &a, const uint32_t *table,
-                                             uint32_t g, uint32_t key)
+template <typename KV> struct mr_is_i8 {
+    static constexpr bool value = false;
+};
+template <> struct mr_is_i8<mr_code_i8> {
+    static constexpr bool value = true;
+};
+
+/* The place of a key or value among the tokens of all pieces of its plane. */
+__device__ static inline uint32_t mr_kv_row(const mr_split_args &a, const uint32_t *table,
+                                            uint32_t g, uint32_t key)
 {
     const uint32_t size = a.p.kv.block_size;
     const uint32_t index = a.shift >= 0 ? key >> a.shift : key / size;
     const uint32_t within = key - index * size;
-    return ((static_cast<size_t>(table[index]) * a.p.kv.heads + g) * size + within) * a.p.kv.width;
+    return (table[index] * a.p.kv.heads + g) * size + within;
+}
+
+/* Its scale, if its type has such. */
+template <typename KV>
+__device__ static inline float mr_kv_scale(const mr_split_args &a, const KV *plane, uint32_t row)
+{
+    return mr_is_i8<KV>::value ? mr_code_scale(plane, row, a.p.kv.width, a.p.kv.block_size) : 1.0f;
 }
 
 template <typename KV, int LANES, int S>
@@ -71,12 +98,13 @@ __device__ static inline void mr_visit_keys(const mr_split_args &a, const uint32
     const uint32_t width = a.p.kv.width;
     const uint32_t d = threadIdx.x % LANES * 8;
     const bool inside = d < width;
-    const bool whole = width % 8 == 0;
+    constexpr bool I8 = mr_is_i8<KV>::value;
+    const bool whole = width % 8 == 0 && !(I8 && a.p.kv.block_size % 2 != 0);
     const KV *keys = reinterpret_cast<const KV *>(static_cast<uintptr_t>(a.p.kv.keys));
     const KV *values = reinterpret_cast<const KV *>(static_cast<uintptr_t>(a.p.kv.values));
     /* All lanes of a warp make the same number of turns: they shuffle together. */
     for (uint32_t first = begin; first < end; first += STREAMS * KEYS) {
-        size_t at[KEYS];
+        uint32_t row[KEYS];
         bool seen[KEYS];
         float x[KEYS][8];
         float score[KEYS][S];
@@ -84,17 +112,19 @@ __device__ static inline void mr_visit_keys(const mr_split_args &a, const uint32
         for (int j = 0; j < KEYS; j++) {
             const uint32_t key = first + j * STREAMS + threadIdx.x / LANES;
             seen[j] = key < end;
-            at[j] = mr_kv_offset(a, table, g, seen[j] ? key : begin);
+            row[j] = mr_kv_row(a, table, g, seen[j] ? key : begin);
 #pragma unroll
             for (int i = 0; i < 8; i++) {
                 x[j][i] = 0.0f;
             }
             if (inside) {
-                mr_load8(keys + at[j], d, width, whole, x[j]);
+                mr_load8(keys + mr_code_row<I8>(row[j], width, a.p.kv.block_size), d, width, whole,
+                         x[j]);
             }
         }
 #pragma unroll
         for (int j = 0; j < KEYS; j++) {
+            const float key_scale = mr_kv_scale(a, keys, row[j]);
 #pragma unroll
             for (int s = 0; s < S; s++) {
                 float dot = 0.0f;
@@ -106,12 +136,20 @@ __device__ static inline void mr_visit_keys(const mr_split_args &a, const uint32
                 for (int o = LANES / 2; o > 0; o /= 2) {
                     dot += __shfl_xor_sync(0xffffffffu, dot, o);
                 }
-                dot *= a.p.scale;
+                dot *= a.p.scale * key_scale;
                 dot = a.p.soft_cap > 0.0f ? a.p.soft_cap * tanhf(dot / a.p.soft_cap) : dot;
                 score[j][s] = seen[j] ? dot * LOG2E : -CUDART_INF_F;
             }
             if (inside) {
-                mr_load8(values + at[j], d, width, whole, x[j]);
+                mr_load8(values + mr_code_row<I8>(row[j], width, a.p.kv.block_size), d, width,
+                         whole, x[j]);
+            }
+            if (I8) {
+                const float value_scale = mr_kv_scale(a, values, row[j]);
+#pragma unroll
+                for (int i = 0; i < 8; i++) {
+                    x[j][i] *= value_scale;
+                }
             }
         }
 #pragma unroll
@@ -202,7 +240,8 @@ __device__ static inline void mr_run_item(const mr_split_args &a, uint32_t item,
         const float acc =
             mr_merge(shared + s * STREAMS * ROW, ROW, STREAMS, LANES * 8, i % width, &max, &sum);
         if (range.splits == 1) {
-            mr_store_as(a.out, a.p.type, out + (head + s) * width + i % width, acc / sum);
+            mr_store_as(a.out, a.p.type, out + (head + s) * width + i % width,
+                        acc / sum * a.value_scale);
             continue;
         }
         float *to = mr_partial_at(a, item, head + s);
@@ -245,18 +284,35 @@ template <typename KV, int LANES> static int choose(mr_cuda_context *context, mr
     return a->share == 1 ? launch<KV, LANES, 1>(context, a) : launch<KV, LANES, 4>(context, a);
 }
 
+template <typename KV> static int choose_lanes(mr_cuda_context *context, mr_split_args *a)
+{
+    if (a->p.kv.width <= 64) {
+        return choose<KV, 8>(context, a);
+    }
+    return a->p.kv.width <= 128 ? choose<KV, 16>(context, a) : choose<KV, 32>(context, a);
+}
+
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p)
 {
     mr_split_args a = mr_split_args_of(p);
     if (mr_cuda_attention_packs(p)) {
+        bool done = false;
+        const int code = mr_is_coded(p->kv) ? 0 : mr_cuda_attention_stream_run(context, &a, &done);
+        if (code != 0 || done) {
+            return code;
+        }
         return mr_cuda_attention_packed_run(context, &a);
     }
-    if (p->kv.width <= 64) {
-        MR_CUDA_DISPATCH(p->kv.type, KV, return (choose<KV, 8>(context, &a)));
+    switch (p->kv.type) {
+    case MR_DTYPE_F8_E4M3:
+        return choose_lanes<mr_code_e4m3>(context, &a);
+    case MR_DTYPE_I8:
+        return choose_lanes<mr_code_i8>(context, &a);
+    case MR_DTYPE_F16:
+        return choose_lanes<__half>(context, &a);
+    case MR_DTYPE_BF16:
+        return choose_lanes<__nv_bfloat16>(context, &a);
+    default:
+        return choose_lanes<float>(context, &a);
     }
-    if (p->kv.width <= 128) {
-        MR_CUDA_DISPATCH(p->kv.type, KV, return (choose<KV, 16>(context, &a)));
-    }
-    MR_CUDA_DISPATCH(p->kv.type, KV, return (choose<KV, 32>(context, &a)));
-    return 0;
 }

@@ -3,7 +3,7 @@
 #ifndef MILLRACE_KERNELS_CUDA_ATTENTION_SPLIT_CUH
 #define MILLRACE_KERNELS_CUDA_ATTENTION_SPLIT_CUH
 
-#include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/attention/codes.cuh"
 
 #define MR_SPLIT_THREADS 128
 
@@ -18,24 +18,33 @@ struct mr_split_args {
     void *out;
     float *partials;
     uint32_t *counters;
-    uint32_t share;  /* H / G */
-    uint32_t chunks; /* of S heads in a share */
-    int32_t shift;   /* block_size = 1 << shift, or −1 */
+    uint32_t share;    /* H / G */
+    uint32_t chunks;   /* of S heads in a share */
+    float value_scale; /* that results are times */
+    int32_t shift;     /* block_size = 1 << shift, or −1 */
 };
 
 /* Whether the kernel on matrix units takes it. */
 static inline bool mr_cuda_attention_packs(const mr_cuda_attention *p)
 {
-    return p->type != MR_DTYPE_F32 && p->kv.type == p->type &&
+    const bool codes =
+        p->kv.type == MR_DTYPE_F8_E4M3 || (p->kv.type == MR_DTYPE_I8 && p->kv.block_size % 4 == 0);
+    return p->type != MR_DTYPE_F32 && (p->kv.type == p->type || codes) &&
            (p->kv.width == 64 || p->kv.width == 128);
 }
 
+/* Query heads a key/value head that the kernel fed by the copy engine takes. */
+#define MR_STREAM_HEADS 8
+
+/* *done: whether it takes it; else nothing was launched. */
+int mr_cuda_attention_stream_run(mr_cuda_context *context, const mr_split_args *split, bool *done);
 int mr_cuda_attention_packed_run(mr_cuda_context *context, mr_split_args *a);
 
 static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
 {
     mr_split_args a = {};
     a.p = *p;
+    a.value_scale = mr_fold_scales(a.p);
     a.header = mr_at<const mr_cuda_step_header>(p->header);
     a.items = mr_at<const mr_cuda_item>(p->items);
     a.positions = mr_at<const uint32_t>(p->positions);
@@ -52,13 +61,13 @@ static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
 }
 
 /* Blocks of a launch: one a piece of work, as far as `resident` fit on a processor; they take the
- * rest in turn. A graph does not know how much there will be, and has enough for a few splits a
- * token. */
+ * rest in turn. A graph does not know how much there will be, and has enough for 16 splits a token.
+ */
 static inline uint32_t mr_split_blocks(const mr_cuda_context *context, const mr_split_args &a,
                                        uint32_t resident)
 {
     const uint64_t most = static_cast<uint64_t>(context->properties.multiProcessorCount) * resident;
-    const uint64_t items = a.p.count > 0 ? a.p.count : 4 * static_cast<uint64_t>(a.p.tokens);
+    const uint64_t items = a.p.count > 0 ? a.p.count : 16 * static_cast<uint64_t>(a.p.tokens);
     const uint64_t work = items * a.p.kv.heads * a.chunks;
     return static_cast<uint32_t>(work < most ? work : most);
 }
@@ -84,24 +93,25 @@ __device__ static inline mr_split_range mr_range_of(const mr_split_args &a, cons
 }
 
 /* Adds up parts [n][stride] of {acc[width] at 0, max, sum behind it}, in order: element d of the
- * numerator, and what is common. */
+ * numerator, and what is common. Loads do not wait for each other. */
 __device__ static inline float mr_merge(const float *parts, size_t stride, uint32_t n,
                                         uint32_t width, uint32_t d, float *max, float *sum)
 {
     float top = -CUDART_INF_F;
+#pragma unroll 8
     for (uint32_t i = 0; i < n; i++) {
         top = fmaxf(top, parts[i * stride + width]);
     }
     float acc = 0.0f;
     float total = 0.0f;
+#pragma unroll 8
     for (uint32_t i = 0; i < n; i++) {
         const float *part = parts + i * stride;
-        if (part[width] != -CUDART_INF_F) {
-            /* NaN scores must stay NaN: no test may swallow them. */
-            const float fade = exp2f(part[width] - top);
-            acc += part[d] * fade;
-            total += part[width + 1] * fade;
-        }
+        /* A part without keys has no weight; NaN scores must stay NaN: no test may swallow them. */
+        const float mine = part[width];
+        const float fade = mine == -CUDART_INF_F ? 0.0f : exp2f(mine - top);
+        acc += part[d] * fade;
+        total += part[width + 1] * fade;
     }
     *max = top;
     *sum = total;
@@ -148,7 +158,7 @@ __device__ static inline void mr_finish_item(const mr_split_args &a, const mr_cu
         float sum;
         const float acc =
             mr_merge(parts + i / width * part, stride, splits, width, i % width, &max, &sum);
-        mr_store_as(a.out, a.p.type, out + i, acc / sum);
+        mr_store_as(a.out, a.p.type, out + i, acc / sum * a.value_scale);
     }
 }
 

@@ -11,8 +11,10 @@
  *
  * Softmax is online, in float32; probabilities are rounded to the type before they meet the values.
  * Keys are visited in order from a multiple of 64 on: a row does not depend on other sequences.
- * sm_80 and later.
+ * sm_80 and later; what warpgroups.cu takes goes there.
  */
+#include "kernels/cuda/attention/codes.cuh"
+#include "kernels/cuda/attention/tiles.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
 #define WARPS   4
@@ -24,16 +26,20 @@
 
 static_assert(ROWS == WARPS * PARTS * 16, "a warp takes 32 queries");
 
-struct mr_tiles_args {
-    mr_cuda_attention p;
-    const mr_cuda_tile *tiles;
-    const uint32_t *positions;
-    const uint32_t *token_slot;
-    const uint32_t *block_tables;
-    uint32_t share;
-    int32_t shift; /* block_size = 1 << shift, or −1 */
-    float factor;  /* from a score to its power of 2 */
-};
+/* Eight numbers, times a scale. */
+template <typename T> __device__ static inline uint4 mr_times(uint4 x, float scale)
+{
+    union {
+        uint4 v;
+        T e[8];
+    } y;
+    y.v = x;
+#pragma unroll
+    for (int i = 0; i < 8; i++) {
+        y.e[i] = mr_from_float<T>(mr_to_float(y.e[i]) * scale);
+    }
+    return y.v;
+}
 
 /* Starts the copies of KEYS keys and values from `first` on; what lies behind `end` becomes 0. */
 template <int D>
@@ -57,6 +63,53 @@ __device__ static inline void mr_fetch(const mr_tiles_args &a, const uint32_t *t
         }
         mr_copy16(to + mr_swizzled<D>(r, c), keys + from, there);
         mr_copy16(to + KEYS * D * 2 + mr_swizzled<D>(r, c), values + from, there);
+    }
+}
+
+/* The same of keys and values of one byte, which are widened on their way: they are there after the
+ * next barrier. */
+template <typename T, int D, bool I8>
+__device__ static inline void mr_fetch_codes(const mr_tiles_args &a, const uint32_t *table,
+                                             uint32_t g, uint32_t first, uint32_t end, uint32_t to)
+{
+    constexpr uint32_t CHUNKS = D / 8;
+    const uint32_t size = a.p.kv.block_size;
+    const uint32_t c = threadIdx.x % CHUNKS;
+    const uint8_t *planes[2] = {
+        reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.keys)),
+        reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.values))};
+#pragma unroll 4
+    for (uint32_t r = threadIdx.x / CHUNKS; r < KEYS; r += THREADS / CHUNKS) {
+        const uint32_t key = first + r;
+        const bool there = key < end;
+        const uint32_t at = there ? key : first;
+        const uint32_t index = a.shift >= 0 ? at >> a.shift : at / size;
+        const uint32_t row = (table[index] * a.p.kv.heads + g) * size + (at - index * size);
+#pragma unroll
+        for (int plane = 0; plane < 2; plane++) {
+            const uint2 codes = *reinterpret_cast<const uint2 *>(
+                planes[plane] + mr_code_row<I8>(row, D, size) + c * 8);
+            uint4 x = mr_widen8<T, I8>(codes);
+            if (I8) {
+                x = mr_times<T>(x, mr_code_scale(planes[plane], row, D, size));
+            }
+            mr_store16(to + plane * KEYS * D * 2 + mr_swizzled<D>(r, c),
+                       there ? x : make_uint4(0, 0, 0, 0));
+        }
+    }
+}
+
+/* Keys and values from `first` on, as they are stored. */
+template <typename T, int D, bool CODES>
+__device__ static inline void mr_fetch_any(const mr_tiles_args &a, const uint32_t *table,
+                                           uint32_t g, uint32_t first, uint32_t end, uint32_t to)
+{
+    if (!CODES) {
+        mr_fetch<D>(a, table, g, first, end, to);
+    } else if (a.p.kv.type == MR_DTYPE_I8) {
+        mr_fetch_codes<T, D, true>(a, table, g, first, end, to);
+    } else {
+        mr_fetch_codes<T, D, false>(a, table, g, first, end, to);
     }
 }
 
@@ -224,7 +277,7 @@ __device__ static inline void mr_store_rows(const mr_tiles_args &a, const mr_cud
         }
         uint32_t *row = reinterpret_cast<uint32_t *>(
             to + (static_cast<size_t>(tile.token + r) * a.p.heads + head) * D);
-        const float scale = 1.0f / sum[h];
+        const float scale = a.value_scale / sum[h];
 #pragma unroll
         for (int n = 0; n < D / 8; n++) {
             row[n * 4 + lane % 4] =
@@ -268,7 +321,7 @@ __device__ static inline void mr_visit(const mr_tiles_args &a, uint32_t first, b
     mr_add_values<T, D>(s, keys + KEYS * D * 2, out);
 }
 
-template <typename T, int D, bool CAPPED>
+template <typename T, int D, bool CAPPED, bool CODES>
 __global__ static void __launch_bounds__(THREADS, 2) mr_attention_tiles_kernel(mr_tiles_args a)
 {
     extern __shared__ __align__(128) uint8_t staged[];
@@ -289,7 +342,7 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_tiles_kernel(m
         a.block_tables + static_cast<size_t>(a.token_slot[tile.token]) * a.p.max_blocks;
 
     mr_fetch_queries<T, D>(a, tile, head, queries);
-    mr_fetch<D>(a, table, g, from, end, stages);
+    mr_fetch_any<T, D, CODES>(a, table, g, from, end, stages);
     mr_commit();
     float out[PARTS][D / 8][4] = {};
     mr_tile_rows rows;
@@ -306,7 +359,7 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_tiles_kernel(m
     uint32_t stage = 0;
     for (uint32_t first = from; first < end; first += KEYS, stage ^= 1) {
         if (first + KEYS < end) {
-            mr_fetch<D>(a, table, g, first + KEYS, end, stages + (stage ^ 1) * STAGE);
+            mr_fetch_any<T, D, CODES>(a, table, g, first + KEYS, end, stages + (stage ^ 1) * STAGE);
         }
         mr_commit();
         mr_wait_copies<1>();
@@ -321,33 +374,41 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_tiles_kernel(m
     }
 }
 
-template <typename T, int D, bool CAPPED>
+template <typename T, int D, bool CAPPED, bool CODES>
 static int launch(mr_cuda_context *context, const mr_tiles_args &a)
 {
     const int bytes = (ROWS + 4 * KEYS) * D * 2;
     const cudaError_t code =
-        cudaFuncSetAttribute(mr_attention_tiles_kernel<T, D, CAPPED>,
+        cudaFuncSetAttribute(mr_attention_tiles_kernel<T, D, CAPPED, CODES>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (code != cudaSuccess) {
         return code;
     }
     const dim3 grid(a.p.heads, a.p.n_tiles);
-    return mr_launch(context, mr_attention_tiles_kernel<T, D, CAPPED>, grid, THREADS, bytes, a);
+    return mr_launch(context, mr_attention_tiles_kernel<T, D, CAPPED, CODES>, grid, THREADS, bytes,
+                     a);
+}
+
+template <typename T, int D> static int choose_kv(mr_cuda_context *context, const mr_tiles_args &a)
+{
+    const bool capped = a.p.soft_cap > 0.0f;
+    if (mr_is_coded(a.p.kv)) {
+        return capped ? launch<T, D, true, true>(context, a)
+                      : launch<T, D, false, true>(context, a);
+    }
+    return capped ? launch<T, D, true, false>(context, a) : launch<T, D, false, false>(context, a);
 }
 
 template <typename T> static int choose(mr_cuda_context *context, const mr_tiles_args &a)
 {
-    const bool capped = a.p.soft_cap > 0.0f;
-    if (a.p.kv.width == 64) {
-        return capped ? launch<T, 64, true>(context, a) : launch<T, 64, false>(context, a);
-    }
-    return capped ? launch<T, 128, true>(context, a) : launch<T, 128, false>(context, a);
+    return a.p.kv.width == 64 ? choose_kv<T, 64>(context, a) : choose_kv<T, 128>(context, a);
 }
 
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p)
 {
     mr_tiles_args a = {};
     a.p = *p;
+    a.value_scale = mr_fold_scales(a.p);
     a.tiles = mr_at<const mr_cuda_tile>(p->tiles);
     a.positions = mr_at<const uint32_t>(p->positions);
     a.token_slot = mr_at<const uint32_t>(p->token_slot);
@@ -355,6 +416,11 @@ int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attentio
     a.share = p->heads / p->kv.heads;
     const uint32_t size = p->kv.block_size;
     a.shift = (size & (size - 1)) == 0 ? __builtin_ctz(size) : -1;
-    a.factor = p->soft_cap > 0.0f ? LOG2E : p->scale * LOG2E;
+    a.factor = p->soft_cap > 0.0f ? LOG2E : a.p.scale * LOG2E;
+    bool done = false;
+    const int code = mr_is_coded(p->kv) ? 0 : mr_cuda_attention_warpgroups_run(context, &a, &done);
+    if (code != 0 || done) {
+        return code;
+    }
     return p->type == MR_DTYPE_F16 ? choose<__half>(context, a) : choose<__nv_bfloat16>(context, a);
 }

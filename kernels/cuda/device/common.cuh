@@ -16,12 +16,17 @@ struct mr_cuda_gemm_cache;
 struct mr_cuda_context {
     int device;
     cudaStream_t stream;
+    cudaStream_t transfer_stream;
     cudaEvent_t events[MR_CUDA_EVENTS];
+    cudaEvent_t transfer_start; /* what the next transfer comes after */
+    cudaEvent_t transfers[MR_CUDA_TRANSFERS];
     cudaDeviceProp properties;
     cublasLtHandle_t blas;
     void *workspace; /* of cuBLASLt */
     size_t workspace_bytes;
     mr_cuda_gemm_cache *gemms;
+    float tuning_ms;     /* spent on finding the fastest of algorithms */
+    void *encode_tensor; /* of the driver; null where it has none */
 };
 
 /* Implementations of the table, by family. */
@@ -29,6 +34,9 @@ int mr_cuda_pointwise_prepare(mr_cuda_context *context, const mr_cuda_prepare *p
 int mr_cuda_pointwise_embed(mr_cuda_context *context, const mr_cuda_embed *p);
 int mr_cuda_pointwise_norm(mr_cuda_context *context, const mr_cuda_norm *p);
 int mr_cuda_pointwise_gated(mr_cuda_context *context, const mr_cuda_gated *p);
+int mr_cuda_quantize_rows(mr_cuda_context *context, const mr_cuda_quantize *p);
+int mr_cuda_quantize_norm(mr_cuda_context *context, const mr_cuda_norm *p);   /* p->coded */
+int mr_cuda_quantize_gated(mr_cuda_context *context, const mr_cuda_gated *p); /* p->coded */
 int mr_cuda_pointwise_activate(mr_cuda_context *context, const mr_cuda_activate *p);
 int mr_cuda_pointwise_gather(mr_cuda_context *context, const mr_cuda_gather *p);
 int mr_cuda_pointwise_block_move(mr_cuda_context *context, const mr_cuda_block_move *p);
@@ -37,13 +45,33 @@ int mr_cuda_rope_head_norm(mr_cuda_context *context, const mr_cuda_head_norm *p)
 int mr_cuda_rope_run(mr_cuda_context *context, const mr_cuda_rope_kv *p);
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_linear_few(mr_cuda_context *context, const mr_cuda_linear *p); /* 1 … FEW_ROWS rows */
+int mr_cuda_linear_any_coded(mr_cuda_context *context, const mr_cuda_linear *p); /* p->coded */
 int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p); /* every shape, slow */
 int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_gemm_open(mr_cuda_context *context);
 void mr_cuda_gemm_close(mr_cuda_context *context);
 int mr_cuda_gemm_run(mr_cuda_context *context, const mr_cuda_linear *p, bool *done);
+/* One product by an algorithm; CUBLAS_STATUS_NOT_SUPPORTED or _INVALID_VALUE: it does not do it. */
+cublasStatus_t mr_cuda_gemm_with(mr_cuda_context *context, const mr_cuda_linear *p,
+                                 const cublasLtMatmulAlgo_t *algo);
+/* The index of the fastest of `count` algorithms for p, whose outputs are overwritten; 0 while
+ * capturing, or when there was time enough spent. */
+int mr_cuda_tune(mr_cuda_context *context, const mr_cuda_linear *p,
+                 const cublasLtMatmulHeuristicResult_t *found, int count, int *best);
+/* Whether `algo` gives a row the same bits whatever the number of rows and its place among them. */
+int mr_cuda_pinned_holds(mr_cuda_context *context, const mr_cuda_linear *p,
+                         const cublasLtMatmulAlgo_t *algo, bool *holds);
+/* What an invariant product's algorithm is chosen for: decoding with much company. */
+#define MR_PINNED_ROWS 64u
+/* Rows of one call of it: no more than were looked at. */
+#define MR_PINNED_MOST 2048u
+int mr_cuda_attention_open(mr_cuda_context *context);
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
+uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p);
+int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
+                             mr_cuda_decode_layer *layers);
+int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
 
 template <typename T> static inline T *mr_at(mr_cuda_ptr ptr)
@@ -110,7 +138,7 @@ __device__ static inline float mr_activate(mr_activation activation, float x)
 {
     switch (activation) {
     case MR_ACT_SILU:
-        return x / (1.0f + expf(-x));
+        return __fdividef(x, 1.0f + __expf(-x)); /* a dozen instructions less than / and expf */
     case MR_ACT_GELU_TANH:
         return 0.5f * x * (1.0f + tanhf(0.7978845608f * (x + 0.044715f * x * x * x)));
     case MR_ACT_GELU:
@@ -119,6 +147,30 @@ __device__ static inline float mr_activate(mr_activation activation, float x)
         break;
     }
     return x > 0.0f ? x : 0.0f;
+}
+
+/* What element (row, column) of a product is times. */
+__device__ static inline float mr_raw_scale(const mr_cuda_raw_scales &raw, size_t row,
+                                            uint32_t column)
+{
+    if (raw.row == 0) {
+        return 1.0f;
+    }
+    return reinterpret_cast<const float *>(static_cast<uintptr_t>(raw.row))[row] *
+           reinterpret_cast<const float *>(static_cast<uintptr_t>(raw.column))[column];
+}
+
+/* Four elements from a column on that is a multiple of 4. */
+__device__ static inline float4 mr_scaled4(float4 x, const mr_cuda_raw_scales &raw, size_t row,
+                                           uint32_t column)
+{
+    if (raw.row == 0) {
+        return x;
+    }
+    const float r = reinterpret_cast<const float *>(static_cast<uintptr_t>(raw.row))[row];
+    const float4 c =
+        reinterpret_cast<const float4 *>(static_cast<uintptr_t>(raw.column))[column / 4];
+    return make_float4(x.x * (r * c.x), x.y * (r * c.y), x.z * (r * c.z), x.w * (r * c.w));
 }
 
 template <typename V> __device__ static inline V mr_warp_sum(V value)

@@ -27,6 +27,20 @@ static const char *error_text(int code)
     return cudaGetErrorString(static_cast<cudaError_t>(code));
 }
 
+static void destroy_event(cudaEvent_t event)
+{
+    if (event != nullptr) {
+        cudaEventDestroy(event);
+    }
+}
+
+static void destroy_stream(cudaStream_t stream)
+{
+    if (stream != nullptr) {
+        cudaStreamDestroy(stream);
+    }
+}
+
 static void close_context(mr_cuda_context *context)
 {
     if (context == nullptr) {
@@ -34,13 +48,14 @@ static void close_context(mr_cuda_context *context)
     }
     mr_cuda_gemm_close(context);
     for (uint32_t i = 0; i < MR_CUDA_EVENTS; i++) {
-        if (context->events[i] != nullptr) {
-            cudaEventDestroy(context->events[i]);
-        }
+        destroy_event(context->events[i]);
     }
-    if (context->stream != nullptr) {
-        cudaStreamDestroy(context->stream);
+    for (uint32_t i = 0; i < MR_CUDA_TRANSFERS; i++) {
+        destroy_event(context->transfers[i]);
     }
+    destroy_event(context->transfer_start);
+    destroy_stream(context->transfer_stream);
+    destroy_stream(context->stream);
     free(context);
 }
 
@@ -53,8 +68,20 @@ static int init_context(mr_cuda_context *context)
     if (code == 0) {
         code = cudaStreamCreateWithFlags(&context->stream, cudaStreamNonBlocking);
     }
+    if (code == 0) {
+        code = cudaStreamCreateWithFlags(&context->transfer_stream, cudaStreamNonBlocking);
+    }
+    if (code == 0) {
+        code = cudaEventCreateWithFlags(&context->transfer_start, cudaEventDisableTiming);
+    }
     for (uint32_t i = 0; code == 0 && i < MR_CUDA_EVENTS; i++) {
         code = cudaEventCreateWithFlags(&context->events[i], cudaEventDisableTiming);
+    }
+    for (uint32_t i = 0; code == 0 && i < MR_CUDA_TRANSFERS; i++) {
+        code = cudaEventCreateWithFlags(&context->transfers[i], cudaEventDisableTiming);
+    }
+    if (code == 0) {
+        code = mr_cuda_attention_open(context);
     }
     return code == 0 ? mr_cuda_gemm_open(context) : code;
 }
@@ -170,8 +197,9 @@ static int await(mr_cuda_context *context, uint32_t event)
 
 static int synchronize(mr_cuda_context *context)
 {
-    const int code = here(context);
-    return code == 0 ? cudaStreamSynchronize(context->stream) : code;
+    int code = here(context);
+    code = code == 0 ? cudaStreamSynchronize(context->stream) : code;
+    return code == 0 ? cudaStreamSynchronize(context->transfer_stream) : code;
 }
 
 static int capture_begin(mr_cuda_context *context)
@@ -179,13 +207,16 @@ static int capture_begin(mr_cuda_context *context)
     return cudaStreamBeginCapture(context->stream, cudaStreamCaptureModeThreadLocal);
 }
 
-static int capture_end(mr_cuda_context *context, mr_cuda_graph **out)
+static int capture_end(mr_cuda_context *context, mr_cuda_graph **out, uint32_t *launches)
 {
     cudaGraph_t graph = nullptr;
+    size_t nodes = 0;
     int code = cudaStreamEndCapture(context->stream, &graph);
     if (code != 0) {
         return code;
     }
+    (void)cudaGraphGetNodes(graph, nullptr, &nodes);
+    *launches = static_cast<uint32_t>(nodes);
     mr_cuda_graph *made = static_cast<mr_cuda_graph *>(calloc(1, sizeof(mr_cuda_graph)));
     code =
         made == nullptr ? cudaErrorMemoryAllocation : cudaGraphInstantiate(&made->exec, graph, 0);
@@ -212,6 +243,35 @@ static void graph_destroy(mr_cuda_context *context, mr_cuda_graph *graph)
         cudaGraphDestroy(graph->graph);
         free(graph);
     }
+}
+
+static int transfer_begin(mr_cuda_context *context)
+{
+    const int code = cudaEventRecord(context->transfer_start, context->stream);
+    return code == 0 ? cudaStreamWaitEvent(context->transfer_stream, context->transfer_start, 0)
+                     : code;
+}
+
+static int transfer_block(mr_cuda_context *context, const mr_cuda_block_transfer *p)
+{
+    void *block = mr_at<void>(p->kv + p->block * p->bytes);
+    return p->to_host
+               ? cudaMemcpy2DAsync(p->host, p->bytes, block, p->plane_bytes, p->bytes, p->planes,
+                                   cudaMemcpyDeviceToHost, context->transfer_stream)
+               : cudaMemcpy2DAsync(block, p->plane_bytes, p->host, p->bytes, p->bytes, p->planes,
+                                   cudaMemcpyHostToDevice, context->transfer_stream);
+}
+
+static int transfer_end(mr_cuda_context *context, uint32_t event)
+{
+    return cudaEventRecord(context->transfers[event], context->transfer_stream);
+}
+
+static int transfer_is_over(mr_cuda_context *context, uint32_t event, bool *over)
+{
+    const cudaError_t code = cudaEventQuery(context->transfers[event]);
+    *over = code == cudaSuccess;
+    return code == cudaErrorNotReady ? 0 : code;
 }
 
 static mr_cuda_api make_api()
@@ -249,10 +309,18 @@ static mr_cuda_api make_api()
     api.attention_split = mr_cuda_attention_split_run;
     api.attention_tiles = mr_cuda_attention_tiles_run;
     api.gated = mr_cuda_pointwise_gated;
+    api.quantize = mr_cuda_quantize_rows;
     api.activate = mr_cuda_pointwise_activate;
     api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;
     api.block_move = mr_cuda_pointwise_block_move;
+    api.decode_rows = mr_cuda_decode_rows;
+    api.decode_maps = mr_cuda_decode_make_maps;
+    api.decode = mr_cuda_decode_run;
+    api.transfer_begin = transfer_begin;
+    api.transfer_block = transfer_block;
+    api.transfer_end = transfer_end;
+    api.transfer_is_over = transfer_is_over;
     return api;
 }
 

@@ -68,6 +68,13 @@ __device__ static inline void mr_copy16(uint32_t to, const void *from, bool ther
                  : "memory");
 }
 
+__device__ static inline void mr_store16(uint32_t to, uint4 v)
+{
+    asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
+                 "r"(v.w)
+                 : "memory");
+}
+
 __device__ static inline void mr_commit()
 {
     asm volatile("cp.async.commit_group;" ::: "memory");

@@ -6,19 +6,21 @@
  * mma.m16n8k16 wants as its A operand (16 outputs by 16 inputs); the rows are the B operand, 8 at a
  * time. The order of inputs within a product is free, so thread t of a quad takes inputs
  * 8t … 8t + 7 of a chunk of 32, one 16-byte load, and feeds them to two products; the rows are
- * loaded alike.
+ * loaded alike. Weights in F8_E4M3 are widened in registers: a load has 16 of them, for four
+ * products; the scale of an output is applied to its sum.
  *
  *   grid    one block for 16 · MT outputs (gated: 16 gates and their 16 ups)
- *   block   8 warps, which take chunks of 32 inputs in turn; their sums meet in shared memory and
- *           are added in the order of the warps
+ *   block   8 warps, which take chunks of 32 inputs (64 in F8_E4M3) in turn; their sums meet in
+ *           shared memory and are added in the order of the warps
  *
  * Sums in float32, in an order that depends on k only: a row does not depend on its neighbours.
  */
+#include "kernels/cuda/device/e4m3.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
 #define WARPS   8
 #define THREADS (WARPS * 32)
-#define CHUNK   32 /* inputs of two products */
+#define LOADS   4  /* of 16 bytes of weights: a quad's share of a chunk */
 #define TILE    16 /* outputs */
 
 /* Weights pass by once: they need not stay in the first cache. */
@@ -64,7 +66,7 @@ __device__ static inline void mr_load_weights(const uint4 *const (&lines)[MT][2]
 {
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-        const uint32_t at = (c + u * WARPS) * (CHUNK / 8) + threadIdx.x % 4;
+        const uint32_t at = (c + u * WARPS) * LOADS + threadIdx.x % 4;
 #pragma unroll
         for (int m = 0; m < MT; m++) {
             a.v[u][m][0] = at < vectors ? mr_load_once(lines[m][0] + at) : make_uint4(0, 0, 0, 0);
@@ -81,7 +83,7 @@ __device__ static inline void mr_multiply(const uint4 *in, uint32_t rows, uint32
     uint4 b[UNROLL][NT];
 #pragma unroll
     for (int u = 0; u < UNROLL; u++) {
-        const uint32_t at = (c + u * WARPS) * (CHUNK / 8) + threadIdx.x % 4;
+        const uint32_t at = (c + u * WARPS) * LOADS + threadIdx.x % 4;
 #pragma unroll
         for (int n = 0; n < NT; n++) {
             const uint32_t row = n * 8 + threadIdx.x % 32 / 4;
@@ -104,10 +106,54 @@ __device__ static inline void mr_multiply(const uint4 *in, uint32_t rows, uint32
     }
 }
 
-template <typename T, int MT, int NT>
+template <typename T, int MT, int NT, int UNROLL>
+__device__ static inline void
+mr_multiply_codes(const uint4 *in, uint32_t rows, uint32_t c, uint32_t vectors,
+                  const mr_weights_ahead<MT, UNROLL> &a, float (&acc)[MT][NT][4])
+{
+#pragma unroll
+    for (int u = 0; u < UNROLL; u++) {
+        const uint32_t at = (c + u * WARPS) * LOADS + threadIdx.x % 4;
+        uint32_t b[NT][8];
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            const uint32_t row = n * 8 + threadIdx.x % 32 / 4;
+            const bool there = at < vectors && row < rows;
+#pragma unroll
+            for (int h = 0; h < 2; h++) {
+                const uint4 v = there ? in[(static_cast<size_t>(row) * vectors + at) * 2 + h]
+                                      : make_uint4(0, 0, 0, 0);
+                b[n][4 * h] = v.x;
+                b[n][4 * h + 1] = v.y;
+                b[n][4 * h + 2] = v.z;
+                b[n][4 * h + 3] = v.w;
+            }
+        }
+#pragma unroll
+        for (int m = 0; m < MT; m++) {
+            const uint4 lo = a.v[u][m][0];
+            const uint4 hi = a.v[u][m][1];
+            const uint32_t low[4] = {lo.x, lo.y, lo.z, lo.w};
+            const uint32_t high[4] = {hi.x, hi.y, hi.z, hi.w};
+#pragma unroll
+            for (int j = 0; j < 4; j++) {
+                uint32_t w[4];
+                mr_e4m3_widen<T>(low[j], w[0], w[2]);
+                mr_e4m3_widen<T>(high[j], w[1], w[3]);
+#pragma unroll
+                for (int n = 0; n < NT; n++) {
+                    mr_matrix<T>::multiply(acc[m][n], w[0], w[1], w[2], w[3], b[n][2 * j],
+                                           b[n][2 * j + 1]);
+                }
+            }
+        }
+    }
+}
+
+template <typename T, bool CODED, int MT, int NT>
 __global__ static void __launch_bounds__(THREADS)
-    mr_linear_few_kernel(mr_cuda_linear p, const uint4 *weight, const uint4 *in, void *out,
-                         const float *bias)
+    mr_linear_few_kernel(mr_cuda_linear p, const uint4 *weight, const float *weight_scale,
+                         const uint4 *in, void *out, const float *bias)
 {
     constexpr int UNROLL = 4 / MT;
     __shared__ float sums[WARPS * MT * NT * TILE * 8];
@@ -115,8 +161,8 @@ __global__ static void __launch_bounds__(THREADS)
     const uint32_t group = threadIdx.x % 32 / 4;
     const uint32_t quad = threadIdx.x % 4;
     const uint32_t first = blockIdx.x * (p.gated ? TILE : TILE * MT);
-    const uint32_t vectors = p.k / 8; /* of a row */
-    const uint32_t chunks = (p.k + CHUNK - 1) / CHUNK;
+    const uint32_t vectors = p.k / (CODED ? 16 : 8); /* of a row */
+    const uint32_t chunks = (vectors + LOADS - 1) / LOADS;
 
     const uint4 *lines[MT][2];
 #pragma unroll
@@ -133,7 +179,11 @@ __global__ static void __launch_bounds__(THREADS)
     for (uint32_t c = warp; c < chunks; c += WARPS * UNROLL) {
         mr_weights_ahead<MT, UNROLL> next;
         mr_load_weights<MT, UNROLL>(lines, c + WARPS * UNROLL, vectors, next);
-        mr_multiply<T, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
+        if (CODED) {
+            mr_multiply_codes<T, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
+        } else {
+            mr_multiply<T, MT, NT, UNROLL>(in, p.rows, c, vectors, a, acc);
+        }
         a = next;
     }
 #pragma unroll
@@ -158,11 +208,12 @@ __global__ static void __launch_bounds__(THREADS)
         if (row >= p.rows || o >= outputs) {
             continue;
         }
-        float y = mr_sum_warps<MT, NT>(sums, m, line, row);
+        float y = mr_sum_warps<MT, NT>(sums, m, line, row) * (CODED ? weight_scale[o] : 1.0f);
         if (p.gated) {
             /* As if the two had been stored: the separate operator rounds them too. */
-            const float up =
-                mr_to_float(mr_from_float<T>(mr_sum_warps<MT, NT>(sums, MT - 1, line, row)));
+            const float sum = mr_sum_warps<MT, NT>(sums, MT - 1, line, row) *
+                              (CODED ? weight_scale[outputs + o] : 1.0f);
+            const float up = mr_to_float(mr_from_float<T>(sum));
             y = mr_activate(p.activation, mr_to_float(mr_from_float<T>(y))) * up;
         } else if (bias != nullptr) {
             y += bias[o];
@@ -171,32 +222,33 @@ __global__ static void __launch_bounds__(THREADS)
     }
 }
 
-template <typename T, int MT, int NT>
+template <typename T, bool CODED, int MT, int NT>
 static int launch(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     const uint32_t outputs = p->gated ? p->n / 2 : p->n;
     const uint32_t step = p->gated ? TILE : TILE * MT;
-    return mr_launch(context, mr_linear_few_kernel<T, MT, NT>, mr_ceil_div(outputs, step), THREADS,
-                     0, *p, mr_at<const uint4>(p->weight), mr_at<const uint4>(p->in),
+    return mr_launch(context, mr_linear_few_kernel<T, CODED, MT, NT>, mr_ceil_div(outputs, step),
+                     THREADS, 0, *p, mr_at<const uint4>(p->weight),
+                     mr_at<const float>(p->weight_scale), mr_at<const uint4>(p->in),
                      mr_at<void>(p->out), mr_at<const float>(p->bias));
 }
 
-template <typename T> static int choose(mr_cuda_context *context, const mr_cuda_linear *p)
+template <typename T, bool CODED>
+static int choose(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     /* Two tiles a warp halve the reads of the rows; with few outputs they leave processors idle. */
     const bool wide =
         p->gated || mr_ceil_div(p->n, 2 * TILE) >=
                         4 * static_cast<uint32_t>(context->properties.multiProcessorCount);
-    if (p->rows <= 8 && wide) {
-        return launch<T, 2, 1>(context, p);
-    }
-    if (p->rows <= 8) {
-        return launch<T, 1, 1>(context, p);
-    }
-    return wide ? launch<T, 2, 2>(context, p) : launch<T, 1, 2>(context, p);
+    return wide ? launch<T, CODED, 2, 1>(context, p) : launch<T, CODED, 1, 1>(context, p);
 }
 
 int mr_cuda_linear_few(mr_cuda_context *context, const mr_cuda_linear *p)
 {
-    return p->type == MR_DTYPE_F16 ? choose<__half>(context, p) : choose<__nv_bfloat16>(context, p);
+    if (p->weight_type == MR_DTYPE_F8_E4M3) {
+        return p->type == MR_DTYPE_F16 ? choose<__half, true>(context, p)
+                                       : choose<__nv_bfloat16, true>(context, p);
+    }
+    return p->type == MR_DTYPE_F16 ? choose<__half, false>(context, p)
+                                   : choose<__nv_bfloat16, false>(context, p);
 }

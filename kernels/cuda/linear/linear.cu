@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Which of the ways a product takes, and the one that takes every shape. */
-#include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/device/e4m3.cuh"
 
 #define THREADS 256
 
@@ -41,6 +41,48 @@ template <typename T> static int launch_any(mr_cuda_context *context, const mr_c
                      mr_at<const T>(p.weight), mr_at<const T>(p.in), mr_at<void>(p.out));
 }
 
+/* The same of rows and weights in codes. */
+__global__ static void mr_linear_codes_kernel(mr_cuda_linear p, const uint8_t *weight,
+                                              const float *weight_scale, const uint8_t *in,
+                                              const float *scale, void *out)
+{
+    mr_let_next_come();
+    mr_wait_for_previous();
+    const uint32_t n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
+    const size_t row = blockIdx.y;
+    if (n >= p.n) {
+        return;
+    }
+    const uint8_t *w = weight + static_cast<size_t>(n) * p.k;
+    const uint8_t *x = in + row * p.k;
+    float sum = 0.0f;
+    for (uint32_t i = threadIdx.x % 32; i < p.k; i += 32) {
+        sum += mr_e4m3_to_float(w[i]) * mr_e4m3_to_float(x[i]);
+    }
+    sum = mr_warp_sum(sum);
+    if (threadIdx.x % 32 == 0) {
+        mr_store_as(out, p.out_type, row * p.out_stride + n,
+                    sum * (p.raw ? 1.0f : weight_scale[n] * scale[row]));
+    }
+}
+
+int mr_cuda_linear_any_coded(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    const size_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
+    int code = 0;
+    for (uint32_t done = 0; code == 0 && done < p->rows; done += MAX_GRID_ROWS) {
+        const uint32_t left = p->rows - done;
+        const dim3 grid(mr_ceil_div(p->n, THREADS / 32),
+                        left < MAX_GRID_ROWS ? left : MAX_GRID_ROWS);
+        code = mr_launch(context, mr_linear_codes_kernel, grid, THREADS, 0, *p,
+                         mr_at<const uint8_t>(p->weight), mr_at<const float>(p->weight_scale),
+                         mr_at<const uint8_t>(p->coded.codes) + static_cast<size_t>(done) * p->k,
+                         mr_at<const float>(p->coded.scale) + done,
+                         mr_at<uint8_t>(p->out) + done * p->out_stride * out_bytes);
+    }
+    return code;
+}
+
 int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     const size_t in_bytes = p->type == MR_DTYPE_F32 ? 4 : 2;
@@ -73,8 +115,55 @@ int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p)
                      mr_at<const float>(p->bias));
 }
 
+static int run_coded(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    if (p->coded.codes == 0) {
+        return p->rows <= MR_CUDA_FEW_ROWS ? mr_cuda_linear_few(context, p) : cudaErrorInvalidValue;
+    }
+    bool done = false;
+    const int code = mr_cuda_gemm_run(context, p, &done);
+    return code == 0 && !done ? mr_cuda_linear_any_coded(context, p) : code;
+}
+
+/* The kernel for few rows, as often as it takes: where cuBLASLt has nothing whose sums are the same
+ * for all row counts. */
+static int launch_pieces(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    const uint32_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
+    mr_cuda_linear piece = *p;
+    int code = 0;
+    for (uint32_t done = 0; code == 0 && done < p->rows; done += piece.rows) {
+        piece.rows = p->rows - done < MR_CUDA_FEW_ROWS ? p->rows - done : MR_CUDA_FEW_ROWS;
+        code = mr_cuda_linear_few(context, &piece);
+        piece.in += static_cast<uint64_t>(piece.rows) * p->k * 2;
+        piece.out += static_cast<uint64_t>(piece.rows) * p->out_stride * out_bytes;
+    }
+    return code;
+}
+
+static int run_invariant(mr_cuda_context *context, const mr_cuda_linear *p)
+{
+    bool done = false;
+    int code = mr_cuda_gemm_run(context, p, &done);
+    if (code == 0 && !done && p->type != MR_DTYPE_F32 && p->k % 8 == 0) {
+        return launch_pieces(context, p);
+    }
+    if (code == 0 && !done) {
+        code = mr_cuda_linear_any(context, p);
+    }
+    return code == 0 && p->bias != 0 ? mr_cuda_linear_add_bias(context, p) : code;
+}
+
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)
 {
+    if (p->weight_type == MR_DTYPE_F8_E4M3) {
+        const int code = run_coded(context, p);
+        const bool bias = p->bias != 0 && p->coded.codes != 0;
+        return code == 0 && bias ? mr_cuda_linear_add_bias(context, p) : code;
+    }
+    if (p->invariant) {
+        return run_invariant(context, p);
+    }
     if (p->type != MR_DTYPE_F32 && p->rows <= MR_CUDA_FEW_ROWS && p->k % 8 == 0) {
         return mr_cuda_linear_few(context, p);
     }

@@ -27,6 +27,7 @@ void fake_clear_trace(void)
 {
     fake.n_trace = 0;
     fake.n_linears = 0;
+    fake.n_norms = 0;
     fake.n_attentions = 0;
 }
 
@@ -183,7 +184,7 @@ static int capture_begin(mr_cuda_context *context)
     return call("capture_begin");
 }
 
-static int capture_end(mr_cuda_context *context, mr_cuda_graph **out)
+static int capture_end(mr_cuda_context *context, mr_cuda_graph **out, uint32_t *launches)
 {
     (void)context;
     fake.capturing = false;
@@ -191,6 +192,7 @@ static int capture_end(mr_cuda_context *context, mr_cuda_graph **out)
         return 700;
     }
     *out = calloc(1, sizeof(**out));
+    *launches = fake.n_trace;
     fake.graphs++;
     return 0;
 }
@@ -218,6 +220,15 @@ static int linear(mr_cuda_context *context, const mr_cuda_linear *p)
     return launch("linear");
 }
 
+static int norm(mr_cuda_context *context, const mr_cuda_norm *p)
+{
+    (void)context;
+    if (fake.n_norms < FAKE_TRACE) {
+        fake.norms[fake.n_norms++] = *p;
+    }
+    return launch("norm");
+}
+
 static int attention(const mr_cuda_attention *p, const char *name)
 {
     if (fake.n_attentions < FAKE_TRACE) {
@@ -238,6 +249,31 @@ static int attention_tiles(mr_cuda_context *context, const mr_cuda_attention *p)
     return attention(p, "attention_tiles");
 }
 
+static uint32_t decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
+{
+    (void)context;
+    fake.asked = *p;
+    return fake.decode_rows;
+}
+
+static int decode_maps(mr_cuda_context *context, const mr_cuda_decode *p,
+                       mr_cuda_decode_layer *layers)
+{
+    (void)context;
+    for (uint32_t i = 0; i < p->n_layers; i++) {
+        layers[i].maps[0][0] = i + 1;
+        fake.maps++;
+    }
+    return call("decode_maps");
+}
+
+static int decode(mr_cuda_context *context, const mr_cuda_decode *p)
+{
+    (void)context;
+    fake.decoded = *p;
+    return launch("decode");
+}
+
 #define LAUNCH(name)                                                                               \
     static int name(mr_cuda_context *context, const mr_cuda_##name *p)                             \
     {                                                                                              \
@@ -248,15 +284,50 @@ static int attention_tiles(mr_cuda_context *context, const mr_cuda_attention *p)
 
 LAUNCH(prepare)
 LAUNCH(embed)
-LAUNCH(norm)
 LAUNCH(rope_table)
 LAUNCH(head_norm)
 LAUNCH(rope_kv)
 LAUNCH(gated)
+LAUNCH(quantize)
 LAUNCH(activate)
 LAUNCH(gather)
 LAUNCH(sample)
 LAUNCH(block_move)
+
+/* ---- transfers: copied at once, over when the test says so ---- */
+
+static int transfer_begin(mr_cuda_context *context)
+{
+    (void)context;
+    return call("transfer_begin");
+}
+
+static int transfer_block(mr_cuda_context *context, const mr_cuda_block_transfer *p)
+{
+    (void)context;
+    for (uint64_t plane = 0; plane < p->planes; plane++) {
+        uint8_t *host = (uint8_t *)p->host + plane * p->bytes;
+        uint8_t *block =
+            (uint8_t *)(uintptr_t)(p->kv + plane * p->plane_bytes + p->block * p->bytes);
+        memcpy(p->to_host ? host : block, p->to_host ? block : host, p->bytes);
+    }
+    return launch("transfer_block");
+}
+
+static int transfer_end(mr_cuda_context *context, uint32_t event)
+{
+    (void)context;
+    fake.transfers++;
+    fake.transfer_events[event % MR_CUDA_TRANSFERS] = fake.transfers;
+    return event < MR_CUDA_TRANSFERS ? call("transfer_end") : 1;
+}
+
+static int transfer_is_over(mr_cuda_context *context, uint32_t event, bool *over)
+{
+    (void)context;
+    *over = fake.transfer_events[event % MR_CUDA_TRANSFERS] <= fake.transferred;
+    return call("transfer_is_over");
+}
 
 const mr_cuda_api *fake_api(void)
 {
@@ -293,10 +364,18 @@ const mr_cuda_api *fake_api(void)
         .attention_split = attention_split,
         .attention_tiles = attention_tiles,
         .gated = gated,
+        .quantize = quantize,
         .activate = activate,
         .gather = gather,
         .sample = sample,
         .block_move = block_move,
+        .decode_rows = decode_rows,
+        .decode_maps = decode_maps,
+        .decode = decode,
+        .transfer_begin = transfer_begin,
+        .transfer_block = transfer_block,
+        .transfer_end = transfer_end,
+        .transfer_is_over = transfer_is_over,
     };
     return &api;
 }

@@ -29,13 +29,23 @@ typedef struct fake_gpu {
     uint32_t graphs; /* alive */
     uint32_t graph_launches;
     bool capturing;
+    uint32_t transfers; /* ended, in order; the first `transferred` of them are over */
+    uint32_t transferred;
+    uint32_t transfer_events[MR_CUDA_TRANSFERS];
 
     const char *trace[FAKE_TRACE]; /* names of launches since the trace was cleared, in order */
     uint32_t n_trace;
     mr_cuda_linear linears[FAKE_TRACE]; /* the products among them */
     uint32_t n_linears;
+    mr_cuda_norm norms[FAKE_TRACE];
+    uint32_t n_norms;
     mr_cuda_attention attentions[FAKE_TRACE];
     uint32_t n_attentions;
+
+    uint32_t decode_rows;   /* that it takes layers for; 0: none */
+    mr_cuda_decode asked;   /* what it was asked about last */
+    mr_cuda_decode decoded; /* what it ran last */
+    uint32_t maps;          /* layers whose maps were made */
 } fake_gpu;
 
 extern fake_gpu fake;

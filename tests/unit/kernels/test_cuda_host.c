@@ -15,15 +15,20 @@
 
 #include <cmocka.h>
 
-static mr_status try_open(mr_dtype compute, uint64_t bytes, mr_backend **out, mr_error *err)
+static mr_cuda_options cuda_options(mr_dtype compute, uint64_t bytes)
 {
-    const mr_cuda_options options = {
+    return (mr_cuda_options){
         .compute = compute,
         .threads = 1,
         .memory_fraction = 0.9,
         .memory_bytes = bytes,
         .api = fake_api(),
     };
+}
+
+static mr_status try_open(mr_dtype compute, uint64_t bytes, mr_backend **out, mr_error *err)
+{
+    const mr_cuda_options options = cuda_options(compute, bytes);
     return mr_cuda_backend_create(&options, out, err);
 }
 
@@ -375,15 +380,22 @@ typedef struct fixture {
     tiny_session session;
 } fixture;
 
-static void open_session(fixture *f, uint32_t head_width)
+static void open_session_with(fixture *f, uint32_t head_width, bool batch_invariant)
 {
     tiny_dims dims = tiny_dims_default();
     dims.head_width = head_width;
     mr_exec_options options = small_options();
+    mr_cuda_options cuda = cuda_options(MR_DTYPE_BF16, (uint64_t)64 << 20);
+    cuda.batch_invariant = batch_invariant;
     tiny_plan_create(&dims, &f->tiny);
-    f->backend = open_backend(MR_DTYPE_BF16);
+    assert_int_equal(mr_cuda_backend_create(&cuda, &f->backend, NULL), MR_OK);
     tiny_session_create(&f->tiny, f->backend, &options, &f->session);
     fake_clear_trace();
+}
+
+static void open_session(fixture *f, uint32_t head_width)
+{
+    open_session_with(f, head_width, false);
 }
 
 static void close_session(fixture *f)
@@ -431,6 +443,144 @@ static void test_launches_of_a_decode_step(void **state)
     close_session(&f);
 }
 
+/* ---- layers in one launch ---- */
+
+static void open_dims(fixture *f, const tiny_dims *dims)
+{
+    mr_exec_options options = small_options();
+    tiny_plan_create(dims, &f->tiny);
+    f->backend = open_backend(MR_DTYPE_BF16);
+    tiny_session_create(&f->tiny, f->backend, &options, &f->session);
+    fake_clear_trace();
+}
+
+static void assert_trace(const char *const *want, uint32_t count)
+{
+    assert_int_equal(fake.n_trace, count);
+    for (uint32_t i = 0; i < count; i++) {
+        assert_string_equal(fake.trace[i], want[i]);
+    }
+}
+
+/* A decode step of few rows is six launches, whatever the layers; larger steps are as before. */
+static void test_layers_of_a_decode_step_are_one_launch(void **state)
+{
+    (void)state;
+    static const char *const want[] = {"prepare", "embed",  "decode", "norm",
+                                       "gather",  "linear", "sample"};
+    fixture f;
+    fake.decode_rows = 2;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    open_dims(&f, &dims);
+    decode(&f, 2, 0);
+    assert_trace(want, 7);
+    assert_int_equal(fake.maps, 2);
+    assert_int_equal(fake.decoded.n_layers, 2);
+    assert_int_equal(fake.decoded.rows, 2);
+    assert_int_equal(fake.decoded.width, 64);
+    assert_int_equal(fake.decoded.heads, 4);
+    assert_int_equal(fake.decoded.kv_heads, 2);
+    assert_int_equal(fake.decoded.head_width, 64);
+    assert_int_equal(fake.decoded.ffn, 96);
+    assert_int_equal(fake.decoded.pairs, 32);
+    assert_int_equal(fake.decoded.logit_rows, 0);
+    assert_true(fake.decoded.scale == 0.125f);
+    /* What the module made of the layers is where the kernel looks for it. */
+    const mr_cuda_decode_layer *layers =
+        (const mr_cuda_decode_layer *)(uintptr_t)fake.decoded.layers;
+    assert_int_equal(layers[0].maps[0][0], 1);
+    assert_int_equal(layers[1].maps[0][0], 2);
+    assert_int_equal(layers[1].keys - layers[0].keys, 2 * (layers[0].values - layers[0].keys));
+    assert_int_equal(layers[0].q_gain, 0);
+    const uint32_t *sync = (const uint32_t *)(uintptr_t)fake.decoded.sync;
+    for (uint32_t i = 0; i < MR_CUDA_DECODE_SYNC; i++) {
+        assert_int_equal(sync[i], 0);
+    }
+    decode(&f, 3, 1); /* a bucket of 4 */
+    assert_int_equal(fake_count("decode"), 0);
+    assert_int_equal(fake.n_trace, 22);
+    close_session(&f);
+}
+
+/* The last layer's second half may have the logit rows only. */
+static void test_layers_with_gathered_rows_are_one_launch(void **state)
+{
+    (void)state;
+    static const char *const want[] = {"prepare", "embed", "decode", "norm", "linear", "sample"};
+    fixture f;
+    fake.decode_rows = 8;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    dims.late = true;
+    dims.head_norms = true;
+    open_dims(&f, &dims);
+    decode(&f, 2, 0);
+    assert_trace(want, 6);
+    assert_true(fake.decoded.logit_rows != 0);
+    assert_true(fake.decoded.last_stream != fake.decoded.stream);
+    assert_true(fake.decoded.head_epsilon == 1e-6f);
+    assert_true(fake.decoded.epsilon == 1e-5f);
+    const mr_cuda_decode_layer *layers =
+        (const mr_cuda_decode_layer *)(uintptr_t)fake.decoded.layers;
+    assert_true(layers[1].q_gain != 0 && layers[1].k_gain != layers[1].q_gain);
+    /* A prompt is not for it. */
+    mr_step_output out;
+    mr_batch_reset(f.session.storage);
+    tiny_feed(&f.session, 0, prompt, 1, 3, false);
+    fake_clear_trace();
+    tiny_run(&f.session, &out);
+    assert_int_equal(fake_count("decode"), 0);
+    close_session(&f);
+}
+
+/* Layers that are not alike, or do more than the kernel does, run operator by operator. */
+static void test_other_layers_run_operator_by_operator(void **state)
+{
+    (void)state;
+    tiny_dims dims[5];
+    for (size_t i = 0; i < 5; i++) {
+        dims[i] = tiny_dims_default();
+        dims[i].head_width = 64;
+    }
+    dims[0].biases = true;
+    dims[1].norm = MR_NORM_LAYER;
+    dims[2].window = 9;
+    dims[3].window = 9;
+    dims[3].every_other = true;
+    for (size_t i = 0; i < 5; i++) {
+        fixture f;
+        fake_reset();
+        fake.decode_rows = i < 4 ? 8 : 0; /* the last: the module takes none */
+        open_dims(&f, &dims[i]);
+        decode(&f, 2, 0);
+        assert_int_equal(fake_count("decode"), 0);
+        assert_int_equal(fake_count("attention_split"), 2);
+        assert_int_equal(fake.maps, 0);
+        close_session(&f);
+    }
+}
+
+static void test_layers_that_fail_are_named(void **state)
+{
+    (void)state;
+    mr_error err = {0};
+    fixture f;
+    fake.decode_rows = 8;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    open_dims(&f, &dims);
+    fake.fail = "decode";
+    fake.fail_at = 1;
+    mr_batch_reset(f.session.storage);
+    tiny_feed(&f.session, 0, prompt, 0, 1, false);
+    assert_int_equal(
+        f.session.exec->vt->submit(f.session.exec, mr_batch_get(f.session.storage), &err),
+        MR_INTERNAL);
+    assert_says(&err, "layers");
+    close_session(&f);
+}
+
 static void test_prompts_go_to_tiles_where_heads_allow(void **state)
 {
     (void)state;
@@ -452,6 +602,33 @@ static void test_prompts_go_to_tiles_where_heads_allow(void **state)
         assert_int_equal(fake.attentions[0].n_tiles, i == 0 ? 1 : 0);
         close_session(&f);
     }
+}
+
+/* One way for all row counts: no product takes the activation over, no prompt goes to tiles. */
+static void test_batch_invariant_has_one_way_D4(void **state)
+{
+    (void)state;
+    static const uint32_t lengths[] = {1, 9};
+    fixture f;
+    mr_step_output out;
+    mr_backend_info info;
+    open_session_with(&f, 64, true);
+    f.backend->vt->info(f.backend, &info);
+    assert_string_equal(info.numerics, "cuda-sm90/bf16/1/invariant");
+    for (uint32_t i = 0; i < 2; i++) {
+        mr_batch_reset(f.session.storage);
+        tiny_feed(&f.session, 0, prompt, 0, lengths[i], false);
+        fake_clear_trace();
+        tiny_run(&f.session, &out);
+        assert_int_equal(fake_count("attention_tiles"), 0);
+        assert_int_equal(fake_count("attention_split"), 2);
+        assert_int_equal(fake_count("gated"), 2);
+        assert_int_equal(fake.n_linears, 9);
+        for (uint32_t l = 0; l < fake.n_linears; l++) {
+            assert_true(fake.linears[l].invariant && !fake.linears[l].gated);
+        }
+    }
+    close_session(&f);
 }
 
 /* A bucket's first step is launched, its second captured, the others replayed. */
@@ -578,6 +755,42 @@ static void test_a_failure_is_sticky(void **state)
     }
 }
 
+/* The second may take its tokens from rows of the first, which the host has not seen. */
+static void test_two_steps_may_be_under_way(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_error err = {0};
+    mr_step_output out;
+    open_session(&f, 64);
+    mr_exec *exec = f.session.exec;
+    mr_batch_reset(f.session.storage);
+    tiny_feed(&f.session, 0, prompt, 0, 3, true);
+    const mr_batch first = *mr_batch_get(f.session.storage);
+    assert_int_equal(exec->vt->submit(exec, &first, &err), MR_OK);
+    mr_batch_reset(f.session.storage);
+    const int32_t beyond = mr_token_src_row(3);
+    tiny_feed(&f.session, 0, &beyond, 3, 1, false);
+    assert_int_equal(exec->vt->submit(exec, mr_batch_get(f.session.storage), &err),
+                     MR_INVALID_ARGUMENT);
+    mr_batch_reset(f.session.storage);
+    const int32_t drawn = mr_token_src_row(2);
+    tiny_feed(&f.session, 0, &drawn, 3, 1, false);
+    assert_int_equal(exec->vt->submit(exec, mr_batch_get(f.session.storage), &err), MR_OK);
+    assert_int_equal(exec->vt->submit(exec, mr_batch_get(f.session.storage), &err),
+                     MR_FAILED_PRECONDITION);
+    assert_int_equal(exec->vt->wait(exec, &out, &err), MR_OK);
+    assert_int_equal(out.step, 1);
+    assert_int_equal(out.n_rows, 3);
+    const uint32_t *tokens = out.tokens;
+    assert_int_equal(exec->vt->wait(exec, &out, &err), MR_OK);
+    assert_int_equal(out.step, 3);
+    assert_int_equal(out.n_rows, 1);
+    assert_ptr_not_equal(out.tokens, tokens);
+    assert_int_equal(exec->vt->wait(exec, &out, &err), MR_FAILED_PRECONDITION);
+    close_session(&f);
+}
+
 static void test_a_batch_out_of_bounds_harms_nothing(void **state)
 {
     (void)state;
@@ -610,6 +823,112 @@ static void test_block_copies_go_one_by_one(void **state)
     close_session(&f);
 }
 
+/* ---- transfers ---- */
+
+static mr_status transfer(fixture *f, mr_transfer_direction direction, uint32_t block,
+                          uint8_t *host, uint64_t *ticket, mr_error *err)
+{
+    const mr_transfer one = {.direction = direction, .count = 1, .blocks = &block, .host = &host};
+    return f->session.exec->vt->transfer_start(f->session.exec, &one, ticket, err);
+}
+
+/* Plane by plane there and back, without waiting; over when the device says so, in order. */
+static void test_transfers_go_beside_the_steps(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_error err = {0};
+    open_session(&f, 64);
+    mr_exec *exec = f.session.exec;
+    const mr_cuda_exec *cuda = (const mr_cuda_exec *)exec;
+    const uint64_t bytes =
+        mr_kv_block_bytes(&f.tiny.plan->kv, MR_DTYPE_BF16, f.session.options.block_size);
+    uint8_t *host = exec->vt->host_alloc(exec, bytes);
+    assert_non_null(host);
+    const uint64_t plane = cuda->sizes.kv_block_bytes;
+    for (uint64_t i = 0; i < bytes / plane; i++) {
+        uint8_t *from = (uint8_t *)(uintptr_t)(cuda->kv + i * cuda->sizes.kv_plane_bytes);
+        memset(from + 3 * plane, (int)(i + 1), plane); /* block 3 */
+        memset(from + 5 * plane, 0, plane);
+    }
+    uint64_t out = 0;
+    uint64_t in = 0;
+    assert_int_equal(transfer(&f, MR_TRANSFER_OUT, 3, host, &out, &err), MR_OK);
+    assert_int_equal(transfer(&f, MR_TRANSFER_IN, 5, host, &in, &err), MR_OK);
+    decode(&f, 1, 0);
+    assert_int_equal(exec->vt->transfer_poll(exec, out), MR_TRANSFER_RUNS);
+    assert_false(exec->vt->transfer_cancel(exec, out));
+    fake.transferred = 1;
+    assert_int_equal(exec->vt->transfer_poll(exec, in), MR_TRANSFER_RUNS);
+    assert_int_equal(exec->vt->transfer_poll(exec, out), MR_TRANSFER_DONE);
+    fake.transferred = 2;
+    assert_true(exec->vt->transfer_cancel(exec, in));
+    for (uint64_t i = 0; i < bytes / plane; i++) {
+        const uint8_t *to = (uint8_t *)(uintptr_t)(cuda->kv + i * cuda->sizes.kv_plane_bytes);
+        assert_int_equal(host[i * plane], i + 1);
+        assert_int_equal(to[5 * plane + plane - 1], i + 1);
+    }
+    exec->vt->host_free(exec, host, bytes);
+    close_session(&f);
+}
+
+static void test_transfers_that_cannot_be(void **state)
+{
+    (void)state;
+    fixture f;
+    mr_error err = {0};
+    open_session(&f, 64);
+    mr_exec *exec = f.session.exec;
+    uint8_t *host = exec->vt->host_alloc(exec, (uint64_t)1 << 20);
+    uint64_t ticket = 0;
+    assert_int_equal(transfer(&f, MR_TRANSFER_OUT, MR_NULL_BLOCK, host, &ticket, &err),
+                     MR_INVALID_ARGUMENT);
+    assert_int_equal(transfer(&f, MR_TRANSFER_OUT, f.session.options.n_blocks, host, &ticket, &err),
+                     MR_INVALID_ARGUMENT);
+    for (uint32_t i = 0; i < MR_CUDA_TRANSFERS; i++) {
+        assert_int_equal(transfer(&f, MR_TRANSFER_OUT, 1, host, &ticket, &err), MR_OK);
+    }
+    assert_int_equal(transfer(&f, MR_TRANSFER_OUT, 1, host, &ticket, &err), MR_RESOURCE_EXHAUSTED);
+    fake.transferred = 1;
+    assert_int_equal(transfer(&f, MR_TRANSFER_OUT, 1, host, &ticket, &err), MR_OK);
+    assert_int_equal(ticket, MR_CUDA_TRANSFERS + 1);
+    fake.fail = "alloc_host";
+    assert_null(exec->vt->host_alloc(exec, 1));
+    exec->vt->host_free(exec, host, (uint64_t)1 << 20);
+    close_session(&f);
+}
+
+/* A transfer that fails is the device's failure: no step runs after it. */
+static void test_a_failing_transfer_is_sticky(void **state)
+{
+    (void)state;
+    static const char *const calls[] = {"transfer_begin", "transfer_block", "transfer_end",
+                                        "transfer_is_over"};
+    for (size_t i = 0; i < sizeof(calls) / sizeof(calls[0]); i++) {
+        fixture f;
+        mr_error err = {0};
+        fake_reset();
+        open_session(&f, 64);
+        mr_exec *exec = f.session.exec;
+        uint8_t *host = exec->vt->host_alloc(exec, (uint64_t)1 << 20);
+        uint64_t ticket = 0;
+        fake.fail = calls[i];
+        fake.fail_at = 1;
+        const mr_status status = transfer(&f, MR_TRANSFER_OUT, 1, host, &ticket, &err);
+        assert_int_equal(status, i < 3 ? MR_INTERNAL : MR_OK);
+        if (status == MR_OK) {
+            assert_int_equal(exec->vt->transfer_poll(exec, ticket), MR_TRANSFER_FAILED);
+        }
+        fake.fail = NULL;
+        mr_batch_reset(f.session.storage);
+        tiny_feed(&f.session, 0, prompt, 0, 1, false);
+        assert_int_equal(exec->vt->submit(exec, mr_batch_get(f.session.storage), &err),
+                         MR_INTERNAL);
+        exec->vt->host_free(exec, host, (uint64_t)1 << 20);
+        close_session(&f);
+    }
+}
+
 /* What there is no kernel for is refused by name. */
 static void test_unknown_shapes_are_refused(void **state)
 {
@@ -628,7 +947,7 @@ static void test_unknown_shapes_are_refused(void **state)
                      MR_UNIMPLEMENTED);
     assert_says(&err, "attention");
     assert_says(&err, "256");
-    options.kv_dtype = MR_DTYPE_I8;
+    options.kv_dtype = MR_DTYPE_U8;
     assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
                      MR_UNIMPLEMENTED);
     assert_string_equal(err.field, "kv_cache_dtype");
@@ -684,14 +1003,23 @@ int main(void)
         cmocka_unit_test_setup(test_random_weights_and_codes_are_made_while_loading, setup),
         cmocka_unit_test_setup(test_a_failing_copy_ends_loading, setup),
         cmocka_unit_test_setup(test_launches_of_a_decode_step, setup),
+        cmocka_unit_test_setup(test_layers_of_a_decode_step_are_one_launch, setup),
+        cmocka_unit_test_setup(test_layers_with_gathered_rows_are_one_launch, setup),
+        cmocka_unit_test_setup(test_other_layers_run_operator_by_operator, setup),
+        cmocka_unit_test_setup(test_layers_that_fail_are_named, setup),
         cmocka_unit_test_setup(test_prompts_go_to_tiles_where_heads_allow, setup),
+        cmocka_unit_test_setup(test_batch_invariant_has_one_way_D4, setup),
         cmocka_unit_test_setup(test_graphs_of_decode_steps, setup),
         cmocka_unit_test_setup(test_padding_of_a_bucket, setup),
         cmocka_unit_test_setup(test_the_last_of_two_deltas_wins, setup),
         cmocka_unit_test_setup(test_buckets_are_the_next_larger, setup),
         cmocka_unit_test_setup(test_a_failure_is_sticky, setup),
+        cmocka_unit_test_setup(test_two_steps_may_be_under_way, setup),
         cmocka_unit_test_setup(test_a_batch_out_of_bounds_harms_nothing, setup),
         cmocka_unit_test_setup(test_block_copies_go_one_by_one, setup),
+        cmocka_unit_test_setup(test_transfers_go_beside_the_steps, setup),
+        cmocka_unit_test_setup(test_transfers_that_cannot_be, setup),
+        cmocka_unit_test_setup(test_a_failing_transfer_is_sticky, setup),
         cmocka_unit_test_setup(test_unknown_shapes_are_refused, setup),
         cmocka_unit_test_setup(test_more_positions_than_were_learned_are_refused, setup),
     };

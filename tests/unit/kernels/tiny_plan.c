@@ -120,6 +120,8 @@ static void make_weights(builder *b)
             .k_bias = bias(b, "k_bias", kv),
             .v_bias = bias(b, "v_bias", kv),
             .o = matrix(b, "o", d->dtype, d->width, q),
+            .q_gain = d->head_norms ? vector(b, "q_gain", d->head_width, 0.8f, 1.2f) : MR_NO_WEIGHT,
+            .k_gain = d->head_norms ? vector(b, "k_gain", d->head_width, 0.8f, 1.2f) : MR_NO_WEIGHT,
             .ffn_gain = vector(b, "ffn_gain", d->width, 0.8f, 1.2f),
             .ffn_bias = bias(b, "ffn_bias", d->width),
             .gate = matrix(b, "gate", d->dtype, d->ffn, d->width),
@@ -133,7 +135,7 @@ static void make_weights(builder *b)
 }
 
 typedef struct buffers {
-    mr_buffer_id stream, normed, qkv, attention, projected, gate_up, gated, last, logits;
+    mr_buffer_id stream, normed, qkv, attention, projected, gate_up, gated;
 } buffers;
 
 static void add_op(mr_plan *plan, const mr_op *op)
@@ -182,9 +184,15 @@ static void add_attention(const tiny_plan *tiny, const buffers *b, uint32_t laye
                                            .parts = 3,
                                            .weight = {w->q, w->k, w->v},
                                            .bias = {w->q_bias, w->k_bias, w->v_bias}}});
-    add_op(tiny->plan,
-           &(mr_op){.kind = MR_OP_ROPE_KV,
-                    .rope_kv = {.qkv = b->qkv, .layer = layer, .heads = d->heads, .rope = 0}});
+    add_op(tiny->plan, &(mr_op){.kind = MR_OP_ROPE_KV,
+                                .rope_kv = {.qkv = b->qkv,
+                                            .layer = layer,
+                                            .heads = d->heads,
+                                            .rope = 0,
+                                            .head_norms = d->head_norms,
+                                            .q_gain = w->q_gain,
+                                            .k_gain = w->k_gain,
+                                            .epsilon = 1e-6f}});
     add_op(tiny->plan, &(mr_op){.kind = MR_OP_ATTENTION,
                                 .attention = {.qkv = b->qkv,
                                               .out = b->attention,
@@ -193,7 +201,16 @@ static void add_attention(const tiny_plan *tiny, const buffers *b, uint32_t laye
                                               .scale = 1.0f / sqrtf((float)d->head_width),
                                               .window = tiny_window(d, layer),
                                               .soft_cap = d->soft_cap}});
-    add_linear(tiny, b->attention, b->projected, w->o, false);
+}
+
+static void add_gather(const tiny_plan *tiny, mr_buffer_id in, mr_buffer_id out)
+{
+    add_op(tiny->plan, &(mr_op){.kind = MR_OP_GATHER, .unary = {.in = in, .out = out}});
+}
+
+static void add_output(const tiny_plan *tiny, const buffers *b, uint32_t layer)
+{
+    add_linear(tiny, b->attention, b->projected, tiny->layers[layer].o, false);
     add_all_reduce(tiny, b->projected);
 }
 
@@ -215,33 +232,51 @@ static void add_ffn(const tiny_plan *tiny, const buffers *b, uint32_t layer)
     add_all_reduce(tiny, b->projected);
 }
 
-static void make_ops(tiny_plan *tiny)
+static buffers make_buffers(const tiny_plan *tiny, mr_row_space rows)
 {
     const tiny_dims *d = &tiny->dims;
     mr_plan *plan = tiny->plan;
     buffers b;
-    const uint32_t qkv = (d->heads + 2 * d->kv_heads) * d->head_width;
-    OK(mr_plan_add_buffer(plan, "stream", MR_ROWS_TOKENS, d->width, &b.stream));
-    OK(mr_plan_add_buffer(plan, "normed", MR_ROWS_TOKENS, d->width, &b.normed));
-    OK(mr_plan_add_buffer(plan, "qkv", MR_ROWS_TOKENS, qkv, &b.qkv));
-    OK(mr_plan_add_buffer(plan, "attention", MR_ROWS_TOKENS, d->heads * d->head_width,
-                          &b.attention));
-    OK(mr_plan_add_buffer(plan, "projected", MR_ROWS_TOKENS, d->width, &b.projected));
-    OK(mr_plan_add_buffer(plan, "gate_up", MR_ROWS_TOKENS, 2 * d->ffn, &b.gate_up));
-    OK(mr_plan_add_buffer(plan, "gated", MR_ROWS_TOKENS, d->ffn, &b.gated));
-    OK(mr_plan_add_buffer(plan, "last", MR_ROWS_LOGITS, d->width, &b.last));
-    OK(mr_plan_add_buffer(plan, "logits", MR_ROWS_LOGITS, d->vocab, &b.logits));
+    const uint32_t inner = d->heads * d->head_width;
+    OK(mr_plan_add_buffer(plan, "stream", rows, d->width, &b.stream));
+    OK(mr_plan_add_buffer(plan, "normed", rows, d->width, &b.normed));
+    OK(mr_plan_add_buffer(plan, "qkv", rows, inner + 2 * d->kv_heads * d->head_width, &b.qkv));
+    OK(mr_plan_add_buffer(plan, "attention", rows, inner, &b.attention));
+    OK(mr_plan_add_buffer(plan, "projected", rows, d->width, &b.projected));
+    OK(mr_plan_add_buffer(plan, "gate_up", rows, 2 * d->ffn, &b.gate_up));
+    OK(mr_plan_add_buffer(plan, "gated", rows, d->ffn, &b.gated));
+    return b;
+}
+
+static void make_ops(tiny_plan *tiny)
+{
+    const tiny_dims *d = &tiny->dims;
+    mr_plan *plan = tiny->plan;
+    mr_buffer_id last;
+    mr_buffer_id logits;
+    buffers b = make_buffers(tiny, MR_ROWS_TOKENS);
+    OK(mr_plan_add_buffer(plan, "last", MR_ROWS_LOGITS, d->width, &last));
+    OK(mr_plan_add_buffer(plan, "logits", MR_ROWS_LOGITS, d->vocab, &logits));
     add_op(plan,
            &(mr_op){.kind = MR_OP_EMBED,
                     .embed = {.table = tiny->embed, .out = b.stream, .scale = d->embed_scale}});
     for (uint32_t i = 0; i < d->layers; i++) {
         add_attention(tiny, &b, i);
+        if (d->late && i == d->layers - 1) {
+            const buffers late = make_buffers(tiny, MR_ROWS_LOGITS);
+            add_gather(tiny, b.stream, late.stream);
+            add_gather(tiny, b.attention, late.attention);
+            b = late;
+        }
+        add_output(tiny, &b, i);
         add_ffn(tiny, &b, i);
     }
     add_norm(tiny, &b, b.projected, tiny->out_gain, tiny->out_bias);
-    add_op(plan, &(mr_op){.kind = MR_OP_GATHER, .unary = {.in = b.normed, .out = b.last}});
-    add_linear(tiny, b.last, b.logits, tiny->head, true);
-    add_op(plan, &(mr_op){.kind = MR_OP_SAMPLE, .unary = {.in = b.logits, .out = MR_NO_BUFFER}});
+    if (!d->late) {
+        add_gather(tiny, b.normed, last);
+    }
+    add_linear(tiny, d->late ? b.normed : last, logits, tiny->head, true);
+    add_op(plan, &(mr_op){.kind = MR_OP_SAMPLE, .unary = {.in = logits, .out = MR_NO_BUFFER}});
 }
 
 void tiny_plan_create(const tiny_dims *dims, tiny_plan *out)

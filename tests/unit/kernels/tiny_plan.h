@@ -23,8 +23,10 @@ typedef struct tiny_dims {
     bool every_other; /* the window is of layers 0, 2, 4 … only */
     float soft_cap;
     float embed_scale;
-    bool biases; /* of q, k, v, and of the norms */
-    bool tied;   /* the vocabulary projection is the embedding table */
+    bool biases;     /* of q, k, v, and of the norms */
+    bool tied;       /* the vocabulary projection is the embedding table */
+    bool head_norms; /* of queries and keys */
+    bool late; /* behind the last attention there are the logit rows only, as in a model's plan */
 } tiny_dims;
 
 /* 2 layers, width 64, 4 heads over 2, D 16, ffn 96, vocabulary 96, F32, nothing special. */
@@ -39,6 +41,7 @@ static inline uint32_t tiny_window(const tiny_dims *dims, uint32_t layer)
 
 typedef struct tiny_layer {
     mr_weight_id attn_gain, attn_bias, q, k, v, q_bias, k_bias, v_bias, o;
+    mr_weight_id q_gain, k_gain;
     mr_weight_id ffn_gain, ffn_bias, gate, up, down;
 } tiny_layer;
 

@@ -71,7 +71,8 @@ static void open_rig(rig *r, const mr_scheduler_options *options, uint32_t block
         open_tier(r, block_size, host_blocks, immediate);
     }
     assert_int_equal(mr_scheduler_create(&r->options, r->pool, &r->scheduler, &err), MR_OK);
-    assert_int_equal(mr_batch_storage_create(&limits, &r->storage), MR_OK);
+    assert_int_equal(mr_batch_storage_create(&limits, &r->storages[0]), MR_OK);
+    assert_int_equal(mr_batch_storage_create(&limits, &r->storages[1]), MR_OK);
 }
 
 void rig_open(rig *r, const mr_scheduler_options *options, uint32_t block_size, uint32_t n_blocks)
@@ -94,6 +95,10 @@ void rig_open_immediate(rig *r, const mr_scheduler_options *options, uint32_t bl
 void rig_close(rig *r)
 {
     assert_true(mr_scheduler_idle(r->scheduler));
+    if (r->in_flight) {
+        assert_true(rig_step(r, NULL)); /* rows that nobody wants any more */
+        assert_false(r->in_flight);
+    }
     if (r->tier != NULL) {
         mr_host_tier_stats host;
         scripted_transfers_hurry(&r->exec.transfers);
@@ -106,7 +111,8 @@ void rig_close(rig *r)
     mr_scheduler_destroy(r->scheduler);
     mr_host_tier_destroy(r->tier);
     assert_int_equal(r->exec.transfers.n_allocated + r->exec.transfers.n_unfinished, 0);
-    mr_batch_storage_destroy(r->storage);
+    mr_batch_storage_destroy(r->storages[0]);
+    mr_batch_storage_destroy(r->storages[1]);
     mr_block_pool_destroy(r->pool);
     scripted_exec_deinit(&r->exec);
 }
@@ -206,21 +212,51 @@ mr_request *rig_add(rig *r, uint32_t n_prompt, uint32_t max_tokens)
     return request;
 }
 
-bool rig_step(rig *r, const uint32_t *tokens)
+static mr_batch_storage *next_storage(rig *r)
 {
-    mr_step_output output;
-    const bool planned = mr_scheduler_plan(r->scheduler, r->now_ns, r->storage, &r->wake_ns);
+    mr_batch_storage *storage = r->storages[1 - r->last];
+    mr_batch_follow(storage, r->n_steps);
+    return storage;
+}
+
+static void submit(rig *r)
+{
+    r->last = 1 - r->last;
+    r->n_steps++;
+    r->batch = mr_batch_get(r->storages[r->last]);
+    assert_int_equal(r->exec.base.vt->submit(&r->exec.base, r->batch, NULL), MR_OK);
+}
+
+/* Plans and submits a step, with none under way. */
+static bool begin(rig *r)
+{
+    const bool planned = mr_scheduler_plan(r->scheduler, r->now_ns, next_storage(r), &r->wake_ns);
     mr_scheduler_publish(r->scheduler);
     assert_true(mr_block_pool_check(r->pool));
     assert_true(r->tier == NULL || mr_host_tier_check(r->tier));
-    r->batch = mr_batch_get(r->storage);
     if (!planned) {
+        r->batch = mr_batch_get(next_storage(r));
         return false;
     }
     size_t n_copies;
     const mr_block_copy *copies = mr_scheduler_copies(r->scheduler, &n_copies);
     assert_int_equal(r->exec.base.vt->copy_blocks(&r->exec.base, copies, n_copies, NULL), MR_OK);
-    assert_int_equal(mr_exec_run(&r->exec.base, r->batch, &output, NULL), MR_OK);
+    submit(r);
+    return true;
+}
+
+bool rig_step(rig *r, const uint32_t *tokens)
+{
+    mr_step_output output;
+    if (!r->in_flight && !begin(r)) {
+        return false;
+    }
+    r->in_flight = r->ahead && mr_scheduler_plan_ahead(r->scheduler, r->now_ns, next_storage(r));
+    if (r->in_flight) {
+        r->n_ahead++;
+        submit(r);
+    }
+    assert_int_equal(r->exec.base.vt->wait(&r->exec.base, &output, NULL), MR_OK);
     assert_string_equal(r->exec.violation, "");
     if (tokens != NULL) {
         output.tokens = tokens;

@@ -16,7 +16,12 @@ typedef struct rig {
     mr_block_pool *pool;
     mr_host_tier *tier; /* NULL: none */
     mr_scheduler *scheduler;
-    mr_batch_storage *storage;
+    mr_batch_storage *storages[2]; /* of the step that was submitted last, and the other */
+    uint32_t last;                 /* of them */
+    uint64_t n_steps;              /* submitted */
+    bool ahead;                    /* plans steps ahead where it can; set after opening */
+    bool in_flight;                /* a step is submitted and not applied */
+    uint32_t n_ahead;              /* steps planned so */
     scripted_exec exec;
     const mr_batch *batch; /* of the last step */
     uint64_t now_ns;
@@ -55,7 +60,8 @@ mr_request *rig_request_of(rig *r, uint32_t n_prompt, mr_request_spec *spec);
 mr_request *rig_add(rig *r, uint32_t n_prompt, uint32_t max_tokens);
 void rig_submit(rig *r, mr_request *request);
 
-/* Plans, publishes, runs, applies, publishes. False, with wake_ns set, when nothing was planned.
+/* Plans, publishes, runs, applies, publishes; with `ahead` as the engine does with an executor that
+ * takes two steps. False, with wake_ns set, when nothing was planned.
  * `tokens` (may be NULL) replaces what the script drew for the rows. */
 bool rig_step(rig *r, const uint32_t *tokens);
 /* Steps until the scheduler is idle. Reading events is the caller's. */

@@ -110,6 +110,17 @@ static void check_blocks(scripted_exec *exec, const mr_batch *batch, uint32_t b)
     }
 }
 
+static uint32_t token_of(scripted_exec *exec, int32_t src)
+{
+    if (!mr_token_src_is_row(src)) {
+        return (uint32_t)src;
+    }
+    const uint32_t row = (uint32_t)~src;
+    expect(exec, row < exec->n_drawn, "row %u of the step before, which had %u", row,
+           exec->n_drawn);
+    return row < exec->n_drawn ? exec->drawn[row] : 0;
+}
+
 /* Takes the tokens of a sequence into the cache, in order. That nothing is missing before them
  * shows when a row reads the cache. */
 static void run_sequence(scripted_exec *exec, const mr_batch *batch, uint32_t b)
@@ -131,8 +142,7 @@ static void run_sequence(scripted_exec *exec, const mr_batch *batch, uint32_t b)
         expect(exec, position == first + (t - start), "positions of slot %u jump", slot);
         expect(exec, batch->kv_slot[t] == at, "slot %u position %u: K/V goes to %u, not %u", slot,
                position, batch->kv_slot[t], at);
-        expect(exec, batch->token_src[t] >= 0, "token %u is not literal", t);
-        exec->kv_tokens[at] = (uint32_t)batch->token_src[t];
+        exec->kv_tokens[at] = token_of(exec, batch->token_src[t]);
         exec->kv_positions[at] = position;
     }
 }
@@ -235,7 +245,13 @@ static mr_status scripted_submit(mr_exec *base, const mr_batch *batch, mr_error 
     if (exec->fail_at_step != 0 && batch->step >= exec->fail_at_step) {
         return mr_fail(err, MR_INTERNAL, "the script says that the device fails");
     }
-    exec->batch = batch;
+    if (exec->n_batches == 2) {
+        return mr_fail(err, MR_FAILED_PRECONDITION, "two steps are not waited for");
+    }
+    exec->batches[exec->n_batches++] = batch;
+    if (exec->n_batches > exec->most_batches) {
+        exec->most_batches = exec->n_batches;
+    }
     return MR_OK;
 }
 
@@ -243,7 +259,10 @@ static mr_status scripted_wait(mr_exec *base, mr_step_output *out, mr_error *err
 {
     (void)err;
     scripted_exec *exec = (scripted_exec *)base;
-    const mr_batch *batch = exec->batch;
+    const mr_batch *batch = exec->batches[0];
+    expect(exec, exec->n_batches > 0, "no step was submitted");
+    exec->batches[0] = exec->batches[1];
+    exec->n_batches--;
     check_batch(exec, batch);
     apply_deltas(exec, batch);
     memset(exec->owners, 0, exec->n_blocks * sizeof(*exec->owners));
@@ -260,6 +279,8 @@ static mr_status scripted_wait(mr_exec *base, mr_step_output *out, mr_error *err
     }
     expect(exec, row == batch->n_rows, "%u rows asked for, %u belong to a sequence", batch->n_rows,
            row);
+    memcpy(exec->drawn, exec->tokens, batch->n_rows * sizeof(*exec->drawn));
+    exec->n_drawn = batch->n_rows;
     *out = (mr_step_output){
         .step = batch->step,
         .n_rows = batch->n_rows,
@@ -378,6 +399,7 @@ void scripted_exec_init(scripted_exec *exec, const mr_scheduler_options *options
     exec->history = zeroed(slots * exec->limits.max_context, sizeof(uint32_t));
     exec->context = zeroed(exec->limits.max_context, sizeof(uint32_t));
     exec->tokens = zeroed(rows, sizeof(uint32_t));
+    exec->drawn = zeroed(rows, sizeof(uint32_t));
     exec->logprobs = zeroed(rows, sizeof(float));
     exec->n_top = zeroed(rows, sizeof(uint8_t));
     exec->corrupt = zeroed(rows, sizeof(uint8_t));
@@ -398,6 +420,7 @@ void scripted_exec_deinit(scripted_exec *exec)
     free(exec->history);
     free(exec->context);
     free(exec->tokens);
+    free(exec->drawn);
     free(exec->logprobs);
     free(exec->n_top);
     free(exec->corrupt);

@@ -20,13 +20,17 @@ typedef struct scripted_exec {
     mr_batch_limits limits;
     uint32_t n_blocks;
     uint32_t vocab_size;
-    uint32_t max_blocks;    /* of a slot */
-    uint64_t fail_at_step;  /* submit() fails there; 0: never */
-    uint32_t corrupt_at;    /* rows of this position hold a NaN; 0: none */
-    bool real_top;          /* alternatives and logprobs are those of scripted_logprob() */
-    uint32_t n_copies;      /* blocks copied so far */
-    uint32_t max_seq_rows;  /* the most rows that a sequence had in a step */
-    const mr_batch *batch;  /* between submit() and wait() */
+    uint32_t max_blocks;        /* of a slot */
+    uint64_t fail_at_step;      /* submit() fails there; 0: never */
+    uint32_t corrupt_at;        /* rows of this position hold a NaN; 0: none */
+    bool real_top;              /* alternatives and logprobs are those of scripted_logprob() */
+    uint32_t n_copies;          /* blocks copied so far */
+    uint32_t max_seq_rows;      /* the most rows that a sequence had in a step */
+    const mr_batch *batches[2]; /* submitted and not waited for, in order */
+    uint32_t n_batches;
+    uint32_t most_batches; /* at a time, so far */
+    uint32_t *drawn;       /* [rows] of the step before */
+    uint32_t n_drawn;
     uint32_t *tables;       /* [slots][max_blocks] */
     uint32_t *kv_tokens;    /* [n_blocks · block_size] */
     uint32_t *kv_positions; /* [n_blocks · block_size] */

@@ -39,6 +39,8 @@ typedef struct fixture {
     mr_engine *engine;
     bool prefix_caching;
     mr_clock clock;
+    bool takes_two;
+    mr_event *failed;
     waiter waiters[SUBMITTERS];
 } fixture;
 
@@ -50,6 +52,8 @@ static void start(fixture *f)
         .n_blocks = N_BLOCKS,
         .prefix_caching = f->prefix_caching,
         .prefix_events = f->prefix_caching ? 64 : 0,
+        .takes_two = f->takes_two,
+        .failed = f->failed,
         .clock = f->clock,
     };
     mr_error err = {0};
@@ -196,14 +200,14 @@ static void *submitter_main(void *arg)
     return NULL;
 }
 
-static void test_engine_serves_several_threads_C4(void **state)
+static void serve_several_threads(bool takes_two)
 {
-    (void)state;
     fixture f;
     pthread_t threads[SUBMITTERS];
     submitter submitters[SUBMITTERS];
     mr_engine_stats stats;
     open_fixture(&f);
+    f.takes_two = takes_two;
     start(&f);
     for (uint32_t i = 0; i < SUBMITTERS; i++) {
         submitters[i] = (submitter){.f = &f, .number = i};
@@ -231,7 +235,21 @@ static void test_engine_serves_several_threads_C4(void **state)
     assert_false(stats.busy);
     assert_false(stats.failed);
     assert_true(stats.last_step_ns > 0);
+    assert_true(takes_two == (f.exec.most_batches == 2));
     close_fixture(&f);
+}
+
+static void test_engine_serves_several_threads_C4(void **state)
+{
+    (void)state;
+    serve_several_threads(false);
+}
+
+/* Where the device takes a step while the one before it runs. */
+static void test_engine_keeps_two_steps_under_way_C4(void **state)
+{
+    (void)state;
+    serve_several_threads(true);
 }
 
 static void test_engine_cancel_ends_a_running_request_C1(void **state)
@@ -311,19 +329,25 @@ static void test_engine_device_failure_is_final(void **state)
     mr_engine_stats stats;
     open_fixture(&f);
     f.exec.fail_at_step = 4;
+    mr_event failed;
+    mr_event_init(&failed);
+    f.failed = &failed;
     start(&f);
     mr_request *request = submit(&f, 50, 0);
     mr_request *late = make_request(&f.waiters[0], 2, 3, 5, 0);
     assert_non_null(late);
     expect_ends(&f, request, MR_FINISH_ERROR, MR_INTERNAL);
-    wait_idle(f.engine);
+    assert_true(mr_event_wait(&failed, MR_NEVER));
     mr_engine_stats_get(f.engine, &stats);
     assert_true(stats.failed);
+    wait_idle(f.engine);
+    mr_engine_stats_get(f.engine, &stats);
     assert_int_equal(stats.scheduler.blocks.live, 0);
     assert_int_equal(mr_engine_submit(f.engine, late, &err), MR_UNAVAILABLE);
     assert_int_equal(mr_ring_count(&late->events), 0);
     mr_request_unref(late);
     close_fixture(&f);
+    mr_event_deinit(&failed);
 }
 
 static void test_engine_destroy_cancels_what_runs(void **state)
@@ -504,6 +528,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_engine_serves_several_threads_C4),
+        cmocka_unit_test(test_engine_keeps_two_steps_under_way_C4),
         cmocka_unit_test(test_engine_cancel_ends_a_running_request_C1),
         cmocka_unit_test(test_engine_serves_choices_and_searches),
         cmocka_unit_test(test_engine_sleeps_through_the_batch_window),

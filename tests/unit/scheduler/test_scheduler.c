@@ -372,7 +372,7 @@ static void test_scheduler_cancel_between_prefill_chunks_C2(void **state)
     assert_int_equal(rig_live_blocks(&r), 10);
     mr_flag_set(&queued->cancelled);
     mr_flag_set(&running->cancelled);
-    assert_false(mr_scheduler_plan(r.scheduler, r.now_ns, r.storage, &r.wake_ns));
+    assert_false(mr_scheduler_plan(r.scheduler, r.now_ns, r.storages[0], &r.wake_ns));
     assert_int_equal(rig_live_blocks(&r), 0); /* as soon as plan() returns */
     assert_true(r.wake_ns == MR_NEVER);
     mr_scheduler_publish(r.scheduler);
@@ -519,7 +519,7 @@ static void test_scheduler_fail_ends_everything(void **state)
     mr_request *running = rig_add(&r, 2, 5);
     mr_request *queued = rig_add(&r, 2, 5);
     assert_true(rig_step(&r, NULL));
-    assert_true(mr_scheduler_plan(r.scheduler, r.now_ns, r.storage, &r.wake_ns));
+    assert_true(mr_scheduler_plan(r.scheduler, r.now_ns, r.storages[0], &r.wake_ns));
     mr_fail(&err, MR_INTERNAL, "a cable is loose");
     mr_scheduler_fail(r.scheduler, &err, r.now_ns);
     mr_scheduler_publish(r.scheduler);

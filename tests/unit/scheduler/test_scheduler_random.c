@@ -81,6 +81,8 @@ typedef struct tally {
     uint32_t several; /* requests of several choices that went to their end */
     uint32_t searches;
     uint64_t prefix_hits;
+    uint32_t ahead; /* steps planned before the tokens of the one before were known */
+    uint64_t dropped;
 } tally;
 
 static tally seen;
@@ -496,10 +498,11 @@ static void world_step(world *w, bool arrivals)
     }
 }
 
-static void world_run(uint32_t number)
+static void world_run(uint32_t number, bool ahead)
 {
     static world w;
     world_open(&w, number);
+    w.r.ahead = ahead;
     for (uint32_t i = 0; i < STEPS; i++) {
         world_step(&w, true);
     }
@@ -525,6 +528,8 @@ static void world_run(uint32_t number)
     seen.transfers_timed_out += (uint32_t)stats.host.timed_out;
     seen.copies += w.r.exec.n_copies;
     seen.prefix_hits += stats.prefix_hits;
+    seen.ahead += w.r.n_ahead;
+    seen.dropped += w.r.scheduler->n_dropped;
     rig_close(&w.r);
     mr_tokenizer_destroy(w.tokenizer);
 }
@@ -534,8 +539,9 @@ test_scheduler_random_worlds_end_every_request_once_M1_C3_C5_C7_T1_T2_T3_T6(void
 {
     (void)state;
     for (uint32_t i = 0; i < WORLDS; i++) {
-        world_run(i);
+        world_run(i, false);
     }
+    assert_int_equal(seen.ahead, 0);
     /* The pools were short indeed, and everything was there. */
     assert_true(seen.preemptions > WORLDS);
     assert_true(seen.copies > WORLDS);
@@ -549,11 +555,26 @@ test_scheduler_random_worlds_end_every_request_once_M1_C3_C5_C7_T1_T2_T3_T6(void
     assert_true(seen.prefix_hits > 10 * WORLDS);
 }
 
+/* The same where the device takes the next step before the tokens of the one before are known. */
+static void test_scheduler_random_worlds_planned_ahead_M1_C3_C5(void **state)
+{
+    (void)state;
+    seen = (tally){0};
+    for (uint32_t i = 0; i < WORLDS; i++) {
+        world_run(i, true);
+    }
+    assert_true(seen.ahead > 20 * WORLDS && seen.dropped > WORLDS / 10);
+    assert_true(seen.preemptions > WORLDS);
+    assert_true(seen.stopped_by_string > WORLDS);
+    assert_true(seen.prefix_hits > 10 * WORLDS);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(
             test_scheduler_random_worlds_end_every_request_once_M1_C3_C5_C7_T1_T2_T3_T6),
+        cmocka_unit_test(test_scheduler_random_worlds_planned_ahead_M1_C3_C5),
     };
     mr_log_set_level(MR_LOG_ERROR);
     return cmocka_run_group_tests(tests, NULL, NULL);

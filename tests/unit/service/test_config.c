@@ -172,7 +172,11 @@ static void test_config_f32_keeps_kv_in_f32(void **state)
     set_ok(&config, "kv_cache_dtype=int8");
     assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
     assert_string_equal(config.kv_cache_dtype, "int8");
-    set_refused("kv_cache_dtype=fp8", MR_FAILED_PRECONDITION, "fp8");
+
+    config = fresh();
+    set_ok(&config, "kv_cache_dtype=fp8");
+    assert_int_equal(mr_config_finish(&config, NULL), MR_OK);
+    assert_string_equal(config.kv_cache_dtype, "fp8");
 }
 
 static void test_config_cpu_path_must_be_able_to_act(void **state)

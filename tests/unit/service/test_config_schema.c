@@ -93,7 +93,7 @@ static void test_config_schema_leaves_out_what_is_not_built(void **state)
     (void)state;
     json_t *schema = load_schema();
     assert_says(at(schema, "kv_cache_dtype"),
-                "{\"enum\": [\"auto\", \"f32\", \"f16\", \"bf16\", \"int8\"],"
+                "{\"enum\": [\"auto\", \"f32\", \"f16\", \"bf16\", \"int8\", \"fp8\"],"
                 "\"default\": \"auto\"}");
     const json_t *keys = json_object_get(schema, "properties");
     assert_null(json_object_get(keys, "max_memory"));

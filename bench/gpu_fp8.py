@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Parts of gpu.py about FP8 and full load: 8b-fp8, mixed, trtllm, perplexity-fp8. Peers' figures stand beside."""
+import json
+import pathlib
+
+from gpu_tools import Server, run, say, settings, shape_dir
+
+DATA = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data"
+# On an H200. vLLM 0.25.1, measured: milliseconds a step by concurrency, prompt tokens/s, and total tokens/s of 256
+# requests of 512 + 256 tokens. TensorRT-LLM, published: output tokens/s, FP8 with an FP8 cache.
+VLLM_STEP_MS = {1: 3.51, 32: 4.56, 128: 5.93}
+VLLM_PREFILL = {8192: 55400}
+VLLM_MIXED = {"8b": 29545, "8b-fp8": 39653}
+TRTLLM = {(1000, 1000): 17744, (128, 2048): 26221}
+CONCURRENCY, WAVES = 512, 2  # of the part trtllm: requests at a time, and how often so many
+
+
+def fp8(bundle, pairs):
+    """Decode and prefill with FP8 weights and 16-bit caches."""
+    r = run([bundle / "bin" / "millrace", "bench", "offline", "--model", shape_dir("8b-fp8"), "--decode",
+             "1,8,32,128,256", "--prefill", "1024,8192", "--prompt", "128", "--generate", "128", "--json",
+             *settings(["backend=cuda", "load_format=random", *pairs])], 280)
+    if r["rc"] != 0:
+        say("8b-fp8 failed", r["rc"], r["out"][-500:], r["err"][-2000:])
+        return {"rc": r["rc"], "err": r["err"][-2000:]}
+    result = json.loads(r["out"])
+    for row in result["decode"]:
+        row["step_ms"] = round(1000 * row["batch"] / row["tokens_per_s"], 4)
+        if row["batch"] in VLLM_STEP_MS:
+            row["times_vllm"] = round(VLLM_STEP_MS[row["batch"]] / row["step_ms"], 3)
+        say("8b-fp8 decode", row["batch"], row["step_ms"], "ms a step,", row.get("times_vllm"), "x vLLM")
+    for row in result["prefill"]:
+        if row["tokens"] in VLLM_PREFILL:
+            row["times_vllm"] = round(row["tokens_per_s"] / VLLM_PREFILL[row["tokens"]], 3)
+        say("8b-fp8 prefill", row["tokens"], round(row["tokens_per_s"]), row.get("times_vllm"), "x vLLM")
+    say("load_s", result["load_s"])
+    return result
+
+
+def closed_loop(bundle, shape, concurrency, waves, prompt, output, pairs):
+    """So many requests at a time, from the program's own client; a wave before makes graphs and products ready."""
+    sets = ["load_format=random", f"max_batch_size={concurrency}", f"max_queue_requests={2 * concurrency}",
+            f"max_seq_length={prompt + output + 16}", *pairs]
+    with Server(bundle / "bin" / "millrace", shape_dir(shape), sets, port=18002) as server:
+        warm = server.load(concurrency, prompt + 1, min(output, 64), timeout=200)
+        result = server.load(waves * concurrency, prompt, output, concurrency, timeout=400)
+    if "error" in result or "error" in warm:
+        say(shape, "failed", warm.get("error"), result.get("error"))
+        return result
+    out = result["output_tokens_per_s"]
+    return {"concurrency": concurrency, "requests": waves * concurrency, "prompt": prompt, "output": output,
+            "output_tokens_per_s": out, "total_tokens_per_s": out * (prompt + output) / output, "raw": result}
+
+
+def mixed(bundle, pairs):
+    """256 requests of 512 + 256 tokens, all at once, in bf16 and in FP8."""
+    result = {}
+    for shape, peer in VLLM_MIXED.items():
+        got = result[shape] = closed_loop(bundle, shape, 256, 1, 512, 256, pairs)
+        if "total_tokens_per_s" in got:
+            got["times_vllm"] = round(got["total_tokens_per_s"] / peer, 3)
+            say(shape, "256 x 512/256: total tokens/s", round(got["total_tokens_per_s"]), got["times_vllm"], "x vLLM")
+    return result
+
+
+def trtllm(bundle, pairs):
+    """Full load, FP8 weights and cache."""
+    result = {}
+    for (prompt, output), peer in TRTLLM.items():
+        got = closed_loop(bundle, "8b-fp8", CONCURRENCY, WAVES, prompt, output, ["kv_cache_dtype=fp8", *pairs])
+        if "output_tokens_per_s" in got:
+            got["times_trtllm"] = round(got["output_tokens_per_s"] / peer, 3)
+            say(f"8b-fp8 {prompt}/{output}: output tokens/s", round(got["output_tokens_per_s"]), got["times_trtllm"],
+                "x TensorRT-LLM")
+        result[f"{prompt}/{output}"] = got
+    return result
+
+
+def perplexity(bundle, pairs):
+    """A small FP8 checkpoint, and caches of one byte, against float32 on the CPU."""
+    model = DATA / "quantised" / "packages" / "compressed-float"
+    ids = bundle / "perplexity.json"
+    ids.write_text(json.dumps({"ids": [(17 * i * i + 3 * i) % 64 for i in range(128)]}))
+    ways = {"cpu f32": ["backend=cpu", "compute=f32"], "gpu bf16": ["backend=cuda", "compute=bf16"],
+            "gpu f16": ["backend=cuda", "compute=f16"],
+            "gpu bf16, fp8 cache": ["backend=cuda", "compute=bf16", "kv_cache_dtype=fp8"],
+            "gpu bf16, int8 cache": ["backend=cuda", "compute=bf16", "kv_cache_dtype=int8"]}
+    result = {}
+    for name, way in ways.items():
+        r = run([bundle / "bin" / "millrace", "score", "--model", model, "--ids", ids, "--json",
+                 *settings([*way, *pairs])], 60)
+        result[name] = json.loads(r["out"]) if r["rc"] == 0 else {"error": r["err"][-600:]}
+        say("small FP8 checkpoint,", name, result[name].get("perplexity", result[name].get("error")))
+    return result
+
+
+PARTS = {"8b-fp8": fp8, "mixed": mixed, "trtllm": trtllm, "perplexity-fp8": perplexity}

@@ -1,0 +1,107 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* The warp that feeds the ring: this block's share of every matrix, in the order in which the
+ * computing warps take it. */
+#ifndef MILLRACE_KERNELS_CUDA_DECODE_FEED_CUH
+#define MILLRACE_KERNELS_CUDA_DECODE_FEED_CUH
+
+#include "kernels/cuda/decode/state.cuh"
+
+/* A place in the order of slots. */
+struct mr_walk {
+    const void *map; /* of the part */
+    mr_share share;
+    uint32_t k;
+    uint32_t layer;
+    uint32_t part;
+    uint32_t tile;
+    uint32_t input;
+    uint32_t m; /* of the tiles together */
+};
+
+__device__ static inline void mr_walk_leave_part(mr_walk &w)
+{
+    w.part++;
+    w.part += w.part == MR_PART_ATTEND ? 1 : 0;
+    if (w.part == MR_PARTS) {
+        w.part = 0;
+        w.layer++;
+    }
+}
+
+/* Moves on to a part of which this block has something; false at the end. */
+__device__ static inline bool mr_walk_part(const mr_cuda_decode &p, mr_walk &w)
+{
+    for (; w.layer < p.n_layers; mr_walk_leave_part(w)) {
+        w.share = mr_share_of(p, w.part);
+        if (w.share.begin < w.share.end) {
+            w.map = mr_ptr<const mr_cuda_decode_layer>(p.layers)[w.layer]
+                        .maps[w.part == MR_PART_QKV ? 0 : w.part - MR_PART_ATTEND];
+            w.k = mr_inputs_of(p, w.part);
+            w.tile = w.share.begin;
+            w.input = 0;
+            w.m = 0;
+            return true;
+        }
+    }
+    return false;
+}
+
+__device__ static inline bool mr_walk_next(const mr_cuda_decode &p, mr_walk &w)
+{
+    const bool gated = w.part == MR_PART_GATED;
+    const uint32_t together = mr_together(w.share, gated, w.tile);
+    if (++w.m < together) {
+        return true;
+    }
+    w.m = 0;
+    w.input += MR_RING_INPUTS;
+    if (w.input < w.k) {
+        return true;
+    }
+    w.input = 0;
+    w.tile += gated ? 1 : together;
+    if (w.tile < w.share.end) {
+        return true;
+    }
+    mr_walk_leave_part(w);
+    return mr_walk_part(p, w);
+}
+
+/* Lane 0 fills slots; lane 1 is further on, and asks for what it finds into the second cache. */
+__device__ static inline void mr_feed(const mr_decode_args &a, mr_ring ring)
+{
+    const uint32_t lane = threadIdx.x % 32;
+    if (lane > (a.ahead > 0 ? 1 : 0)) {
+        return;
+    }
+    const uint32_t lanes = a.ahead > 0 ? 3 : 1;
+    const uint64_t policy = mr_evict_first();
+    mr_walk w;
+    w.layer = 0;
+    w.part = 0;
+    bool there = mr_walk_part(a.p, w);
+    for (uint32_t i = 0; lane > 0 && there && i < a.ahead; i++) {
+        there = mr_walk_next(a.p, w);
+    }
+    bool waits = true;
+    while (__any_sync(lanes, lane == 0 && there)) {
+        const uint32_t full = ring.bars + ring.slot * 8;
+        waits = waits && mr_bar_wait(full + ring.slots * 8, ring.parity ^ 1);
+        if (there) {
+            const uint32_t output = w.part == MR_PART_GATED
+                                        ? w.tile * MR_DECODE_TILE + w.m * a.p.ffn
+                                        : (w.tile + w.m) * MR_DECODE_TILE;
+            if (lane == 0) {
+                mr_bar_expect(full, MR_RING_SLOT);
+                mr_copy_slot(ring.data + ring.slot * MR_RING_SLOT, w.map, w.input, output, full,
+                             policy);
+            } else {
+                mr_prefetch_slot(w.map, w.input, output);
+            }
+            there = mr_walk_next(a.p, w);
+        }
+        mr_ring_next(ring);
+    }
+}
+
+#endif

@@ -1,0 +1,142 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/*
+ * The weights of a persistent kernel on their way from memory: one warp copies them, in the order
+ * in which they are needed, into a ring of slots in shared memory; the other warps take them out.
+ *
+ *   slot   16 outputs by MR_RING_INPUTS inputs: [block of 64 inputs][output][64], one copy of a
+ *          tensor map; what lies behind the last input is zeroes
+ *   full   a barrier a slot, on which the bytes are counted
+ *   empty  a barrier a slot, on which each taking warp arrives
+ *
+ * Weights depend on nothing, so the ring fills while the others wait for each other. sm_90.
+ */
+#ifndef MILLRACE_KERNELS_CUDA_DECODE_RING_CUH
+#define MILLRACE_KERNELS_CUDA_DECODE_RING_CUH
+
+#include "kernels/cuda/device/mma.cuh"
+
+#define MR_RING_TILE 16 /* outputs of a slot */
+#ifndef MR_RING_INPUTS
+#define MR_RING_INPUTS 512
+#endif
+#define MR_RING_BLOCK 64 /* inputs side by side in a slot */
+#define MR_RING_LINE  (MR_RING_BLOCK * 2)
+#define MR_RING_SLOT  (MR_RING_TILE * MR_RING_INPUTS * 2)
+
+/* A wait that takes this long is a fault of ours: whoever waits goes on, and says so. */
+#define MR_SPIN_NANOSECONDS 2000000000ull
+
+__device__ static inline uint64_t mr_nanoseconds()
+{
+    uint64_t t;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(t));
+    return t;
+}
+
+__device__ static inline void mr_bar_init(uint32_t bar, uint32_t arrivals)
+{
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
+}
+
+__device__ static inline void mr_bar_arrive(uint32_t bar)
+{
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
+}
+
+__device__ static inline void mr_bar_expect(uint32_t bar, uint32_t bytes)
+{
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
+                 : "memory");
+}
+
+__device__ static inline bool mr_bar_try(uint32_t bar, uint32_t parity)
+{
+    uint32_t done;
+    asm volatile("{\n\t.reg .pred p;\n\t"
+                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+                 "selp.b32 %0, 1, 0, p;\n\t}"
+                 : "=r"(done)
+                 : "r"(bar), "r"(parity)
+                 : "memory");
+    return done != 0;
+}
+
+/* False: it took too long. */
+__device__ static inline bool mr_bar_wait(uint32_t bar, uint32_t parity)
+{
+    if (mr_bar_try(bar, parity)) {
+        return true;
+    }
+    const uint64_t start = mr_nanoseconds();
+    while (!mr_bar_try(bar, parity)) {
+        if (mr_nanoseconds() - start > MR_SPIN_NANOSECONDS) {
+            return false;
+        }
+    }
+    return true;
+}
+
+/* The slot from `input` and `output` on. */
+__device__ static inline void mr_copy_slot(uint32_t to, const void *map, uint32_t input,
+                                           uint32_t output, uint32_t bar, uint64_t policy)
+{
+    asm volatile("cp.async.bulk.tensor.3d.shared::cluster.global.tile.mbarrier::complete_tx::bytes"
+                 ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
+                 "l"(map), "r"(0), "r"(output), "r"(input / MR_RING_BLOCK), "r"(bar), "l"(policy)
+                 : "memory");
+}
+
+__device__ static inline void mr_prefetch_slot(const void *map, uint32_t input, uint32_t output)
+{
+    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
+                 "r"(0), "r"(output), "r"(input / MR_RING_BLOCK)
+                 : "memory");
+}
+
+/* Weights pass by once. */
+__device__ static inline uint64_t mr_evict_first()
+{
+    uint64_t policy;
+    asm volatile("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(policy));
+    return policy;
+}
+
+__device__ static inline uint4 mr_shared_load(uint32_t at)
+{
+    uint4 v;
+    asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "r"(at));
+    return v;
+}
+
+/* Where the two sides are in a ring of `slots`. */
+struct mr_ring {
+    uint32_t bars; /* shared address: full [slots], empty [slots] */
+    uint32_t data;
+    uint32_t slots;
+    uint32_t slot;
+    uint32_t parity;
+};
+
+__device__ static inline void mr_ring_next(mr_ring &r)
+{
+    r.slot++;
+    if (r.slot == r.slots) {
+        r.slot = 0;
+        r.parity ^= 1;
+    }
+}
+
+/* By one thread, before the others come. */
+__device__ static inline void mr_ring_init(const mr_ring &r, uint32_t takers)
+{
+    for (uint32_t i = 0; i < r.slots; i++) {
+        mr_bar_init(r.bars + i * 8, 1);
+        mr_bar_init(r.bars + (r.slots + i) * 8, takers);
+    }
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+#endif
