@@ -86,13 +86,6 @@ __device__ static inline void mr_copy_slot(uint32_t to, const void *map, uint32_
                  : "memory");
 }
 
-__device__ static inline void mr_prefetch_slot(const void *map, uint32_t input, uint32_t output)
-{
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
-                 "r"(0), "r"(output), "r"(input / MR_RING_BLOCK)
-                 : "memory");
-}
-
 /* Weights pass by once. */
 __device__ static inline uint64_t mr_evict_first()
 {
