@@ -59,7 +59,8 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
         typed.dtype = precisions[p].weights;
         mr_exec_options on_gpu = options != NULL ? *options : wide_options(precisions[p].compute);
         mr_exec_options on_cpu = on_gpu;
-        on_cpu.kv_dtype = MR_DTYPE_F32;
+        /* One rule for int8 everywhere: only what is computed differs. */
+        on_cpu.kv_dtype = on_gpu.kv_dtype == MR_DTYPE_I8 ? MR_DTYPE_I8 : MR_DTYPE_F32;
         tiny_plan tiny;
         tiny_plan_create(&typed, &tiny);
         mr_backend *backend = gpu_backend(precisions[p].compute);

@@ -43,10 +43,10 @@ static int sum_of(mr_cuda_context *context, const mr_tuning &t, const mr_cuda_li
 {
     const uint32_t words = p->out_type == MR_DTYPE_F32 ? 2 : 1; /* an element */
     int code = cudaMemsetAsync(t.sum, 0, sizeof(*t.sum), context->stream);
+    const uint32_t blocks = p->rows > 1024 ? 1024 : p->rows;
     if (code == 0) {
-        mr_sum_words_kernel < <<p->rows<1024 ? p->rows : 1024, 256, 0, context->stream>>>(
-                                  mr_at<const uint16_t>(p->out), p->rows, p->n * words,
-                                  p->out_stride * words, t.sum);
+        mr_sum_words_kernel<<<blocks, 256, 0, context->stream>>>(
+            mr_at<const uint16_t>(p->out), p->rows, p->n * words, p->out_stride * words, t.sum);
         code = cudaGetLastError();
     }
     code = code == 0

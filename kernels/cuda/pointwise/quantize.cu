@@ -121,11 +121,12 @@ template <typename T, bool GATED> __global__ static void mr_rows_kernel(mr_rows_
     }
 }
 
-/* Threads of a row of so many vectors: all at once where rows are few and time is latency. */
+/* Threads of a row of so many vectors: as many as there can be where rows are few, and processors
+ * have no other rows to turn to. */
 static uint32_t threads_of(const mr_cuda_context *context, uint32_t vectors, uint32_t rows,
                            uint32_t most)
 {
-    const bool few = rows <= static_cast<uint32_t>(context->properties.multiProcessorCount);
+    const bool few = rows <= 4 * static_cast<uint32_t>(context->properties.multiProcessorCount);
     const uint32_t threads = mr_ceil_div(mr_ceil_div(vectors, few ? 1 : most), 32) * 32;
     return threads > 1024 ? 1024 : threads;
 }

@@ -42,6 +42,7 @@ static void test_kv_layout_bytes_a_token(void **state)
     assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_F16, 1), 23040);
     assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_BF16, 1), 23040);
     assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_I8, 1), 12240);
+    assert_int_equal(mr_kv_block_bytes(&smol, MR_DTYPE_F8_E4M3, 1), 11520);
 }
 
 static void test_kv_layout_refuses(void **state)
