@@ -5,9 +5,9 @@
  *   norm, linear (qkv), rope_kv, attention, [gather stream, gather attention,]
  *   linear (out), norm, linear (gate, up), gated, linear (down)
  *
- * that are alike, one behind the other, up to the norm that adds what the last product gave. Only in
- * the last layer may rows be gathered. The module says for how many rows it takes such layers; other
- * steps, and other plans, run operator by operator.
+ * that are alike, one behind the other, up to the norm that adds what the last product gave. Only
+ * in the last layer may rows be gathered. The module says for how many rows it takes such layers;
+ * other steps, and other plans, run operator by operator.
  */
 #include "kernels/cuda/internal.h"
 
@@ -54,8 +54,7 @@ static mr_buffer_id take_norm(matcher *m, mr_buffer_id in, mr_cuda_ptr *gain)
 {
     const mr_op *op = take(m, MR_OP_NORM);
     if (op == NULL || op->norm.kind != MR_NORM_RMS || op->norm.bias != MR_NO_WEIGHT ||
-        op->norm.stream != m->stream || op->norm.in != in ||
-        op->norm.epsilon != m->call.epsilon) {
+        op->norm.stream != m->stream || op->norm.in != in || op->norm.epsilon != m->call.epsilon) {
         return MR_NO_BUFFER;
     }
     *gain = mr_cuda_weight_at(m->exec->weights, op->norm.gain);
@@ -209,14 +208,13 @@ static bool match_layer(matcher *m, uint32_t layer)
     return att != MR_NO_BUFFER && match_second_half(m, att, out);
 }
 
-/* Whether nothing behind the run reads what only the separate operators leave: the norm comes first,
- * and what the others read was written behind the run. */
+/* Whether nothing behind the run reads what only the separate operators leave: the norm comes
+ * first, and what the others read was written behind the run. */
 static bool ends_well(const matcher *m)
 {
     const mr_plan *plan = m->exec->plan;
     const mr_op *norm = &plan->ops[m->at < plan->n_ops ? m->at : 0];
-    if (norm->kind != MR_OP_NORM || norm->norm.stream != m->stream ||
-        norm->norm.in != m->proj) {
+    if (norm->kind != MR_OP_NORM || norm->norm.stream != m->stream || norm->norm.in != m->proj) {
         return false;
     }
     mr_buffer_id there = norm->norm.out;
@@ -270,9 +268,8 @@ static int keep(mr_cuda_exec *exec, const matcher *m, uint32_t first)
         return 0;
     }
     int code = api->decode_maps(context, &run->call, m->layers);
-    code = code == 0
-               ? api->fill(context, exec->sync, 0, MR_CUDA_DECODE_SYNC * sizeof(uint32_t))
-               : code;
+    code = code == 0 ? api->fill(context, exec->sync, 0, MR_CUDA_DECODE_SYNC * sizeof(uint32_t))
+                     : code;
     code = code == 0 ? api->to_device(context, exec->layers_at, m->layers,
                                       run->call.n_layers * sizeof(*m->layers))
                      : code;

@@ -263,8 +263,8 @@ typedef struct mr_cuda_exec {
     bool *fused;          /* [n_ops] a gated operator that its linear can take over */
     bool *adjoin;         /* [n_ops] of linear operators */
     mr_cuda_layers layers;
-    bool *coded;          /* [n_ops] mr_cuda_coded_ops */
-    uint32_t *raw;        /* [n_ops] mr_cuda_raw_ops */
+    bool *coded;   /* [n_ops] mr_cuda_coded_ops */
+    uint32_t *raw; /* [n_ops] mr_cuda_raw_ops */
 
     mr_cuda_ptr kv;
     mr_cuda_ptr block_tables;

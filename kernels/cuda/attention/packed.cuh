@@ -90,8 +90,8 @@ __device__ static inline void mr_weigh(float scale, float soft_cap, const mr_spl
 }
 
 template <typename T, int D>
-__device__ static inline void mr_sum_values(const float (&s)[MR_PACKED_KEYS / 8][4], uint32_t values,
-                                            float (&out)[D / 8][4])
+__device__ static inline void mr_sum_values(const float (&s)[MR_PACKED_KEYS / 8][4],
+                                            uint32_t values, float (&out)[D / 8][4])
 {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll

@@ -62,10 +62,10 @@ __device__ static inline void mr_find_work(const mr_decode_args &a, uint32_t num
 #pragma unroll
     for (int j = 0; j < 2; j++) {
         const uint32_t unit = lane + 32 * j;
-        w.turn[j] = p.table != 0 && unit < p.pairs
-                        ? mr_ptr<const float2>(
-                              p.table)[static_cast<size_t>(w.position) * p.pairs + unit]
-                        : make_float2(1.0f, 0.0f);
+        w.turn[j] =
+            p.table != 0 && unit < p.pairs
+                ? mr_ptr<const float2>(p.table)[static_cast<size_t>(w.position) * p.pairs + unit]
+                : make_float2(1.0f, 0.0f);
     }
 }
 
@@ -107,8 +107,7 @@ __device__ static inline void mr_fetch_keys(const mr_cuda_decode_layer &l, const
 }
 
 /* One element of the product's result. */
-template <typename T>
-__device__ static inline float mr_far_element(mr_cuda_ptr from, size_t at)
+template <typename T> __device__ static inline float mr_far_element(mr_cuda_ptr from, size_t at)
 {
     const unsigned short raw = __ldcg(mr_ptr<const unsigned short>(from) + at);
     return mr_to_float(*reinterpret_cast<const T *>(&raw));
@@ -181,8 +180,8 @@ __device__ static inline void mr_make_heads(const mr_decode_args &a, const mr_cu
             v[j] = mr_far_element<T>(p.qkv, from + lane + 32 * j);
         }
         if (l.q_gain != 0 && h <= share) {
-            mr_norm_head<T, D>(p.head_epsilon,
-                               mr_ptr<const float>(h < share ? l.q_gain : l.k_gain), v);
+            mr_norm_head<T, D>(p.head_epsilon, mr_ptr<const float>(h < share ? l.q_gain : l.k_gain),
+                               v);
         }
 #pragma unroll
         for (int j = 0; j < D / 32; j++) {
@@ -358,15 +357,14 @@ __device__ static inline void mr_attend_all(const mr_decode_args &a, mr_decode_s
                                             const mr_work &first, uint32_t count,
                                             uint32_t qkv_workers)
 {
-    const mr_cuda_decode_layer &l =
-        mr_ptr<const mr_cuda_decode_layer>(a.p.layers)[st.layer];
+    const mr_cuda_decode_layer &l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers)[st.layer];
     const uint32_t values = st.act_at + threadIdx.x / 32 * MR_KEYS * D * 2;
     uint4 keys[MR_KEYS / 8][D / 32];
     mr_work w = first;
     mr_fetch_keys<T, D>(l, w, values, keys);
     mr_await(a, st, MR_PART_QKV, qkv_workers, st.layer + 1);
     MR_MARK(3);
-    for (uint32_t number = blockIdx.x;; ) {
+    for (uint32_t number = blockIdx.x;;) {
         if (!MR_SKIPS(2)) {
             mr_attend<T, D>(a, st, l, w, keys);
         }

@@ -7,8 +7,8 @@
  *   block   8 warps that compute, and one that feeds them with weights through a ring (ring.cuh)
  *
  * Between the parts of a layer those who have work in the next wait for those who had in the one
- * before. Meanwhile the ring fills: as long as a wait is shorter than the ring is deep, memory never
- * rests.
+ * before. Meanwhile the ring fills: as long as a wait is shorter than the ring is deep, memory
+ * never rests.
  *
  * Products are those of linear/few.cu, whose order of sums they keep; norms add as pointwise.cu
  * does, attention is that of attention/packed.cu. So results equal those of the separate kernels.
@@ -24,8 +24,9 @@
 #include <cudaTypedefs.h>
 
 #define THREADS (MR_DECODE_TAKERS + 32)
-#define FEW     8 /* rows of one product */
-#define NARROW  1024 /* streams up to this are taken with more rows: weights are not all there is */
+#define FEW     8    /* rows of one product */
+#define NARROW  1024 /* streams up to this are taken with more rows: weights are not all there is  \
+                      */
 
 /* Rows of the last layer's second half, as rows of the first. */
 __device__ static inline const uint32_t *mr_map_of(const mr_decode_args &a,
@@ -77,6 +78,7 @@ __device__ static inline void mr_run_normed(const mr_decode_args &a, mr_decode_s
     if (s.begin == s.end) {
         return;
     }
+    mr_ask_ahead<PART>(a, st, s);
     mr_await(a, st, before, mr_workers(a, before, 0), st.layer + 1);
     MR_MARK(PART == MR_PART_QKV ? 0 : 7);
     mr_stage_normed<T>(a, st);
@@ -95,6 +97,7 @@ __device__ static inline void mr_run_added(const mr_decode_args &a, mr_decode_st
     if (d.out.begin == d.out.end) {
         return;
     }
+    mr_ask_ahead<PART>(a, st, d.out);
     mr_await(a, st, before, mr_workers(a, before, d.pieces), st.layer + 1);
     MR_MARK(PART == MR_PART_OUT ? 5 : 10);
     mr_multiply_stored<T, NT, PART, CODED>(a, st, d.out, PART == MR_PART_OUT ? a.p.att : a.p.act,
@@ -103,8 +106,8 @@ __device__ static inline void mr_run_added(const mr_decode_args &a, mr_decode_st
     MR_MARK(PART == MR_PART_OUT ? 6 : 11);
 }
 
-/* Whoever leaves last makes the counters what the next launch needs. A block for which something has
- * taken too long spoils all rows: sampling reports them. */
+/* Whoever leaves last makes the counters what the next launch needs. A block for which something
+ * has taken too long spoils all rows: sampling reports them. */
 __device__ static inline void mr_leave(const mr_decode_args &a, const mr_decode_state &st)
 {
     if (!st.waits) {
@@ -231,9 +234,8 @@ static bool lay_out(const mr_cuda_context *context, mr_decode_args *a, uint32_t 
     act = a->down_staged ? larger(act, down) : act;
     a->act_bytes = (act + 127) / 128 * 128;
     a->own_width = mr_ceil_div(p->width / MR_DECODE_TILE, blocks) * MR_DECODE_TILE;
-    const uint32_t fixed =
-        a->act_bytes + mr_sums_bytes(static_cast<int>(nt)) + MR_DECODE_ROWS * 4 +
-        mr_own_bytes(*a) + 128;
+    const uint32_t fixed = a->act_bytes + mr_sums_bytes(static_cast<int>(nt)) + MR_DECODE_ROWS * 4 +
+                           mr_own_bytes(*a) + 128;
     if (fixed + 4 * (MR_RING_SLOT + 16) > most) {
         return false;
     }
@@ -302,7 +304,7 @@ uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
         return 0;
     }
     return !coded && p->width <= NARROW && takes(context, &a, MR_DECODE_ROWS) ? MR_DECODE_ROWS
-                                                                             : FEW;
+                                                                              : FEW;
 }
 
 /* How slots of weight [n][k] are copied: as [k / 64][n][64]. Elements are whatever has 2 bytes. */
@@ -314,10 +316,10 @@ static bool make_map(PFN_cuTensorMapEncodeTiled_v12000 encode, mr_cuda_ptr weigh
     const cuuint32_t box[3] = {MR_RING_BLOCK, MR_RING_TILE, MR_RING_INPUTS / MR_RING_BLOCK};
     const cuuint32_t steps[3] = {1, 1, 1};
     CUtensorMap map;
-    const CUresult code = encode(
-        &map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, mr_at<void>(weight), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult code =
+        encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, mr_at<void>(weight), sizes, strides, box,
+               steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     memcpy(out, &map, sizeof(map));
     return code == CUDA_SUCCESS;
 }
@@ -330,8 +332,8 @@ int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
     (void)context;
     void *found = nullptr;
     cudaDriverEntryPointQueryResult result;
-    const cudaError_t code = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &found, 12000, cudaEnableDefault, &result);
+    const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
+                                                              12000, cudaEnableDefault, &result);
     if (code != cudaSuccess || found == nullptr) {
         return code != cudaSuccess ? code : cudaErrorNotSupported;
     }

@@ -6,6 +6,8 @@
 
 #include "kernels/cuda/decode/state.cuh"
 
+#define MR_ASKED 2048 /* elements of 2 bytes of a row */
+
 /* A place in the order of slots. */
 struct mr_walk {
     const void *map; /* of the part */
@@ -66,6 +68,32 @@ __device__ static inline bool mr_walk_next(const mr_decode_args &a, mr_walk &w)
     }
     mr_walk_leave_part(w);
     return mr_walk_part(a, w);
+}
+
+/* Before a wait: what comes behind the ring, of the part's first tiles. The ring alone does not
+ * last as long as some waits, and memory would rest. A lane a row. */
+template <int PART>
+__device__ static inline void mr_ask_ahead(const mr_decode_args &a, const mr_decode_state &st,
+                                           const mr_share &s)
+{
+    constexpr bool GATED = PART == MR_PART_GATED;
+    const uint32_t m = threadIdx.x / MR_DECODE_TILE;
+    const uint32_t together = mr_together(s, GATED, s.begin);
+    const uint32_t k = mr_inputs_of(a.p, PART) / a.codes;
+    const uint32_t first = st.ring.slots / together * MR_RING_INPUTS;
+    if (m >= together || first >= k || MR_SKIPS(PART == MR_PART_OUT ? 16 : 32)) {
+        return;
+    }
+    const mr_cuda_decode_layer *l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers) + st.layer;
+    const uint8_t *weight = mr_ptr<const uint8_t>(PART == MR_PART_QKV     ? l->qkv
+                                                  : PART == MR_PART_OUT   ? l->out
+                                                  : PART == MR_PART_GATED ? l->gate_up
+                                                                          : l->down);
+    const uint32_t row =
+        (GATED ? s.begin * MR_DECODE_TILE + m * a.p.ffn : (s.begin + m) * MR_DECODE_TILE) +
+        threadIdx.x % MR_DECODE_TILE;
+    mr_ask_for(weight + (static_cast<size_t>(row) * k + first) * 2,
+               min(static_cast<uint32_t>(MR_ASKED), k - first) * 2);
 }
 
 /* By one thread. */

@@ -109,8 +109,8 @@ __device__ static inline void mr_take_slot(const mr_decode_args &a, mr_decode_st
         uint4 hi[MR_MINE];
 #pragma unroll
         for (int j = 0; j < MR_MINE; j++) {
-            const uint32_t at =
-                base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) * MR_RING_TILE * MR_RING_LINE;
+            const uint32_t at = base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) *
+                                           MR_RING_TILE * MR_RING_LINE;
             lo[j] = mr_shared_load(at);
             hi[j] = mr_shared_load(at + 8 * MR_RING_LINE);
         }
@@ -168,8 +168,8 @@ __device__ static inline void mr_share_tiles(const mr_decode_state &st,
     for (int m = 0; m < 2; m++) {
 #pragma unroll
         for (int n = 0; n < NT; n++) {
-            float *s = st.sums +
-                       ((m * MR_DECODE_WARPS + threadIdx.x / 32) * NT + n) * MR_DECODE_TILE * 8;
+            float *s =
+                st.sums + ((m * MR_DECODE_WARPS + threadIdx.x / 32) * NT + n) * MR_DECODE_TILE * 8;
             *reinterpret_cast<float2 *>(s + group * 8 + quad * 2) =
                 make_float2(acc[m][n][0], acc[m][n][1]);
             *reinterpret_cast<float2 *>(s + (group + 8) * 8 + quad * 2) =
@@ -186,8 +186,8 @@ __device__ static inline float mr_sum_tile(const float *sums, uint32_t m, uint32
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < MR_DECODE_WARPS; w++) {
-        sum +=
-            sums[(((m * MR_DECODE_WARPS + w) * NT + row / 8) * MR_DECODE_TILE + line) * 8 + row % 8];
+        sum += sums[(((m * MR_DECODE_WARPS + w) * NT + row / 8) * MR_DECODE_TILE + line) * 8 +
+                    row % 8];
     }
     return sum;
 }
@@ -271,8 +271,7 @@ __device__ static inline void mr_finish_output(const mr_decode_args &a, const mr
         const uint32_t n = (p.heads + 2 * p.kv_heads) * p.head_width;
         mr_ptr<T>(p.qkv)[static_cast<size_t>(row) * n + o.index] = y;
     } else if (PART == MR_PART_GATED) {
-        const T up =
-            mr_from_float<T>(mr_sum_tile<NT>(st.sums, 1, line, row) * o.up_scale * scale);
+        const T up = mr_from_float<T>(mr_sum_tile<NT>(st.sums, 1, line, row) * o.up_scale * scale);
         mr_ptr<T>(p.act)[static_cast<size_t>(row) * p.ffn + o.index] =
             mr_from_float<T>(mr_activate(p.activation, mr_to_float(y)) * mr_to_float(up));
     } else {

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
- * The weights of a persistent kernel on their way from memory: one warp copies them, in the order in
- * which they are needed, into a ring of slots in shared memory; the other warps take them out.
+ * The weights of a persistent kernel on their way from memory: one warp copies them, in the order
+ * in which they are needed, into a ring of slots in shared memory; the other warps take them out.
  *
  *   slot   16 outputs by MR_RING_INPUTS inputs: [block of 64 inputs][output][64], one copy of a
  *          tensor map; what lies behind the last input is zeroes
@@ -84,6 +84,12 @@ __device__ static inline void mr_copy_slot(uint32_t to, const void *map, uint32_
                  ".L2::cache_hint [%0], [%1, {%2, %3, %4}], [%5], %6;" ::"r"(to),
                  "l"(map), "r"(0), "r"(output), "r"(input / MR_RING_BLOCK), "r"(bar), "l"(policy)
                  : "memory");
+}
+
+/* Asks for contiguous bytes into the second cache. */
+__device__ static inline void mr_ask_for(const void *from, uint32_t bytes)
+{
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 /* Weights pass by once. */

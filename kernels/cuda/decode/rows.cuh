@@ -63,8 +63,9 @@ __device__ static inline void mr_put_for_norm(const mr_decode_args &a, uint32_t 
         squares += __shfl_xor_sync(lanes, squares, d);
     }
     if (threadIdx.x % MR_DECODE_TILE == 0) {
-        mr_ptr<float>(a.p.squares)[(static_cast<size_t>(row) * a.p.width + output) /
-                                   MR_DECODE_TILE] = squares;
+        mr_ptr<float>(
+            a.p.squares)[(static_cast<size_t>(row) * a.p.width + output) / MR_DECODE_TILE] =
+            squares;
     }
 }
 
@@ -82,8 +83,8 @@ __device__ static inline void mr_stage_normed(const mr_decode_args &a, mr_decode
         }
         sum = mr_warp_sum(sum);
         if (threadIdx.x % 32 == 0) {
-            st.scales[row] = 1.0f / sqrtf(sum / static_cast<float>(a.p.width) + a.p.epsilon) /
-                             mr_norm_room<T>();
+            st.scales[row] =
+                1.0f / sqrtf(sum / static_cast<float>(a.p.width) + a.p.epsilon) / mr_norm_room<T>();
         }
     }
     mr_wait_copies<0>();
@@ -96,13 +97,13 @@ __device__ static inline void mr_load_own(const mr_decode_args &a, const mr_deco
                                           const mr_share &s)
 {
     const uint32_t width = (s.end - s.begin) * MR_DECODE_TILE;
-    const float *gain = mr_ptr<const float>(
-        mr_ptr<const mr_cuda_decode_layer>(a.p.layers)->attention_gain);
+    const float *gain =
+        mr_ptr<const float>(mr_ptr<const mr_cuda_decode_layer>(a.p.layers)->attention_gain);
     for (uint32_t i = threadIdx.x; i < width * a.p.rows; i += MR_DECODE_TAKERS) {
         const uint32_t row = i / width;
         const uint32_t output = s.begin * MR_DECODE_TILE + i % width;
-        const float x = __ldcg(mr_ptr<const float>(a.p.stream) +
-                               static_cast<size_t>(row) * a.p.width + output);
+        const float x =
+            __ldcg(mr_ptr<const float>(a.p.stream) + static_cast<size_t>(row) * a.p.width + output);
         st.own[row * a.own_width + i % width] = x;
         mr_put_for_norm<T>(a, row, output, x, gain[output]);
     }

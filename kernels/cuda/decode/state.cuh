@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* What the parts of the decode kernel (decode.cu) share: its arguments, how the work is divided, and
- * how blocks wait for each other. */
+/* What the parts of the decode kernel (decode.cu) share: its arguments, how the work is divided,
+ * and how blocks wait for each other. */
 #ifndef MILLRACE_KERNELS_CUDA_DECODE_STATE_CUH
 #define MILLRACE_KERNELS_CUDA_DECODE_STATE_CUH
 
@@ -83,9 +83,7 @@ __device__ static inline uint32_t mr_outputs_of(const mr_cuda_decode &p, uint32_
 
 __device__ static inline uint32_t mr_inputs_of(const mr_cuda_decode &p, uint32_t part)
 {
-    return part == MR_PART_OUT    ? p.heads * p.head_width
-           : part == MR_PART_DOWN ? p.ffn
-                                  : p.width;
+    return part == MR_PART_OUT ? p.heads * p.head_width : part == MR_PART_DOWN ? p.ffn : p.width;
 }
 
 __device__ static inline mr_share mr_share_of(const mr_cuda_decode &p, uint32_t part)
@@ -107,12 +105,12 @@ __device__ static inline uint32_t mr_together(const mr_share &s, bool gated, uin
 
 struct mr_decode_state {
     mr_ring ring;
-    uint8_t *act; /* rows: [rows][pitch] of T; attention's own */
+    uint8_t *act;    /* rows: [rows][pitch] of T; attention's own */
     uint32_t act_at; /* its shared address */
     uint32_t pitch;  /* bytes */
-    float *sums;    /* [2][WARPS][NT][TILE][8] */
-    float *scales;  /* [rows] of the norm in front */
-    float *own;     /* [rows][own_width]: this block's columns of the stream */
+    float *sums;     /* [2][WARPS][NT][TILE][8] */
+    float *scales;   /* [rows] of the norm in front */
+    float *own;      /* [rows][own_width]: this block's columns of the stream */
     uint32_t *arrived;
     uint32_t layer;
     bool waits; /* nothing has taken too long */
@@ -125,7 +123,8 @@ __device__ static inline void mr_meet_block()
 
 /* ---- waiting for other blocks ---- */
 
-/* A counter a part, on a line of its own; they only grow, and the last block to leave clears them. */
+/* A counter a part, on a line of its own; they only grow, and the last block to leave clears them.
+ */
 __device__ static inline uint32_t *mr_counter_of(const mr_decode_args &a, uint32_t part)
 {
     return mr_ptr<uint32_t>(a.p.sync) + part * 32;

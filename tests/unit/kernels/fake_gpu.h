@@ -42,10 +42,10 @@ typedef struct fake_gpu {
     mr_cuda_attention attentions[FAKE_TRACE];
     uint32_t n_attentions;
 
-    uint32_t decode_rows;    /* that it takes layers for; 0: none */
-    mr_cuda_decode asked;    /* what it was asked about last */
-    mr_cuda_decode decoded;  /* what it ran last */
-    uint32_t maps;           /* layers whose maps were made */
+    uint32_t decode_rows;   /* that it takes layers for; 0: none */
+    mr_cuda_decode asked;   /* what it was asked about last */
+    mr_cuda_decode decoded; /* what it ran last */
+    uint32_t maps;          /* layers whose maps were made */
 } fake_gpu;
 
 extern fake_gpu fake;

@@ -574,9 +574,9 @@ static void test_layers_that_fail_are_named(void **state)
     fake.fail_at = 1;
     mr_batch_reset(f.session.storage);
     tiny_feed(&f.session, 0, prompt, 0, 1, false);
-    assert_int_equal(f.session.exec->vt->submit(f.session.exec,
-                                                mr_batch_get(f.session.storage), &err),
-                     MR_INTERNAL);
+    assert_int_equal(
+        f.session.exec->vt->submit(f.session.exec, mr_batch_get(f.session.storage), &err),
+        MR_INTERNAL);
     assert_says(&err, "layers");
     close_session(&f);
 }

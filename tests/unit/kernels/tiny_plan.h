@@ -23,10 +23,10 @@ typedef struct tiny_dims {
     bool every_other; /* the window is of layers 0, 2, 4 … only */
     float soft_cap;
     float embed_scale;
-    bool biases; /* of q, k, v, and of the norms */
-    bool tied;   /* the vocabulary projection is the embedding table */
+    bool biases;     /* of q, k, v, and of the norms */
+    bool tied;       /* the vocabulary projection is the embedding table */
     bool head_norms; /* of queries and keys */
-    bool late;   /* behind the last attention there are the logit rows only, as in a model's plan */
+    bool late; /* behind the last attention there are the logit rows only, as in a model's plan */
 } tiny_dims;
 
 /* 2 layers, width 64, 4 heads over 2, D 16, ffn 96, vocabulary 96, F32, nothing special. */
