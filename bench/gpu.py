@@ -99,8 +99,11 @@ def model_checks(bundle, model, reference):
                         "greedy": greedy(binary, model, pairs, 100)}
         if not reference:
             result[name]["golden"] = golden(binary, model, pairs)
-    want = result["cpu f32" if reference else "gpu f32"]["greedy"].get("ids")
+    exact = result["cpu f32" if reference else "gpu f32"]
+    want = exact["greedy"].get("ids")
     for name, r in result.items():
+        if isinstance(r["score"], dict) and isinstance(exact["score"], dict):
+            r["score"]["of_f32"] = round(r["score"]["perplexity"] / exact["score"]["perplexity"], 5)
         ids = r["greedy"].get("ids")
         if ids and want:
             r["equal_tokens"] = [next((i for i, (a, b) in enumerate(zip(x, y)) if a != b), len(y))

@@ -126,12 +126,15 @@ def rows_of(out):
     return found
 
 
-def generate(bundle, model, rows, pairs, timeout=150):
+def generate(bundle, model, rows, pairs, timeout=150, counts=None):
     asked = "".join(json.dumps(row) + "\n" for row in rows)
     r = run([bundle / "bin" / "millrace", "generate", "--model", model, "--jsonl", *settings(pairs)], timeout, asked)
     if r["rc"] != 0:
         say("generate failed", r["out"][-300:], r["err"][-800:])
         return None
+    if counts is not None:
+        swapped = [int(n) for n in re.findall(r'msg="preempted".* tokens_swapped=(\d+)', r["err"])]
+        counts.update(preempted=len(swapped), to_host=sum(n > 0 for n in swapped))
     return rows_of(r["out"])
 
 
@@ -149,10 +152,14 @@ def equal(bundle, model, pairs):
     return result
 
 
+ASKED = {"id": "asked", "prompt_ids": [(j * 29) % 40000 + 11 for j in range(400)], "max_tokens": 64,
+         "ignore_eos": True, "temperature": 1.0, "seed": 5, "logprobs": 1}
+
+
 def company(asked, neighbours):
     """The asked request last, behind neighbours of all lengths, and behind short ones that leave its prefix."""
     rows = [{"id": f"prefix{i}", "prompt_ids": asked["prompt_ids"][:200 + 16 * i] + [7, 8, 9], "max_tokens": 1,
-             "ignore_eos": True} for i in range(min(neighbours, 3))]
+             "ignore_eos": True, "temperature": 0} for i in range(min(neighbours, 3))]
     rows += [{"id": f"n{i}", "prompt_ids": [(i * 131 + j * 17) % 40000 + 10 for j in range(1 + (i * 37) % 500)],
               "max_tokens": 96, "ignore_eos": True, "temperature": 1.0, "seed": i} for i in range(neighbours)]
     return [*rows, asked]
@@ -160,11 +167,9 @@ def company(asked, neighbours):
 
 def invariant_shape(bundle, shape, counts, pairs):
     """One request alone and among neighbours, with the prefix cache on and off."""
-    asked = {"id": "asked", "prompt_ids": [(j * 29) % 40000 + 11 for j in range(400)], "max_tokens": 64,
-             "ignore_eos": True, "temperature": 1.0, "seed": 5, "logprobs": 1}
     ways, alone = {}, None
     for n, caching in counts:
-        made = generate(bundle, shape_dir(shape), company(asked, n), [
+        made = generate(bundle, shape_dir(shape), company(ASKED, n), [
             *RANDOM, "batch_invariant=true", f"enable_prefix_caching={caching}", f"max_batch_size={n + 1}", *pairs])
         got = made and made["asked"]
         alone = alone or got
@@ -186,6 +191,32 @@ def decode_rate(bundle, shape, batch, pairs):
             **{f"prefill {p['tokens']}": p["tokens_per_s"] for p in found["prefill"]}}
 
 
+def invariant_under_pressure(bundle, pairs):
+    """A KV cache of a fifth of what is asked for: sequences go to host memory and come back, or are computed again."""
+    rows, result = company(ASKED, 32), {}
+    base = [*RANDOM, "batch_invariant=true", "max_batch_size=33", "max_seq_length=1024", *pairs]
+    free = generate(bundle, shape_dir("smollm2"), rows, base)
+    for host in ("0", "1GiB"):
+        counts = {}
+        made = generate(bundle, shape_dir("smollm2"), rows,
+                        [*base, "kv_cache_memory=100MiB", f"kv_host_memory={host}"], counts=counts)
+        same = bool(made) and all(made[k]["ids"] == v["ids"] and made[k]["logprobs"] == v["logprobs"]
+                                  for k, v in free.items())
+        result[f"host memory {host}"] = {"equal": same and counts["preempted"] > 0, **counts}
+        say("invariant under pressure, host memory", host, result[f"host memory {host}"])
+    return result
+
+
+def served(bundle, pairs):
+    """Output tokens/s of 64 requests of 128 in and 256 out, all at once, through the server."""
+    with Server(bundle / "bin" / "millrace", shape_dir("8b"),
+                ["load_format=random", "enable_prefix_caching=false", *pairs]) as server:
+        rows = [server.load(64, 128, 256) for _ in range(3)]
+    rates = [row.get("output_tokens_per_s", 0) for row in rows]
+    say("served, 64 x 128 in, 256 out", pairs, rates)
+    return max(rates)
+
+
 def invariant(bundle, pairs):
     """batch_invariant: bit-equal in all company, and its cost."""
     result = {}
@@ -195,10 +226,14 @@ def invariant(bundle, pairs):
         result["8b cost"] = {k: {"default": default[k], "invariant": held[k], "ratio": round(held[k] / default[k], 3)}
                              for k in default}
         say("invariant, against the default at 64 rows:", result["8b cost"])
+    whole = served(bundle, pairs), served(bundle, ["batch_invariant=true", *pairs])
+    result["8b served at 64"] = {"default": whole[0], "invariant": whole[1], "ratio": round(whole[1] / whole[0], 3)}
+    say("invariant, served at 64:", result["8b served at 64"])
+    result["pressure"] = invariant_under_pressure(bundle, pairs)
     counts = [(n, caching) for caching in ("false", "true") for n in (0, 1, 2, 16, 64)]
     result["smollm2"] = invariant_shape(bundle, "smollm2", counts, pairs)
     result["8b"] = invariant_shape(bundle, "8b", [(0, "false"), (64, "true")], pairs)
-    result["all_equal"] = all(way["equal"] for shape in ("smollm2", "8b") for way in result[shape].values())
+    result["all_equal"] = all(way["equal"] for part in ("smollm2", "8b", "pressure") for way in result[part].values())
     say("invariant, all equal", result["all_equal"])
     return result
 
@@ -206,8 +241,8 @@ def invariant(bundle, pairs):
 def sanitizer(bundle, pairs):
     """memcheck over small cases of the tests: prompts, decoding, graphs, transfers."""
     result = {}
-    for program, case in (("test_gpu_exec", "test_two_runs_are_bit_equal_D4"), ("test_gpu_exec", "test_block_copies"),
-                          ("test_gpu_transfer", "*elsewhere")):
+    for program, case in (("test_gpu_transfer", "*elsewhere"), ("test_gpu_exec", "test_block_copies"),
+                          ("test_gpu_exec", "test_two_runs_are_bit_equal_D4")):
         r = run(["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", bundle / "bin" / program, case],
                 120)
         text = r["out"] + r["err"]

@@ -82,7 +82,7 @@ static mr_status score_chunk(mr_stepper *stepper, const mr_ids *ids, uint32_t be
     MR_TRY(mr_stepper_sequence(stepper, 0, end - begin));
     for (uint32_t i = begin; i < end; i++) {
         row.target = ids->data[i + 1];
-        MR_TRY(mr_stepper_token(stepper, ids->data[i], &row));
+        MR_TRY(mr_stepper_token(stepper, (int32_t)ids->data[i], &row));
     }
     mr_step_output output;
     MR_TRY(mr_stepper_run(stepper, &output, err));

@@ -9,7 +9,8 @@
 
 struct mr_stepper {
     mr_exec *exec;
-    mr_batch_storage *storage;
+    mr_batch_storage *storages[2]; /* of the last step, which may be under way, and the other */
+    mr_batch_storage *storage;     /* the one that is being filled, or was last */
     uint32_t block_size;
     uint32_t groups; /* of the KV cache; a block serves the layers of all of them */
     uint32_t sequences;
@@ -54,9 +55,11 @@ static mr_status allocate(mr_stepper *s, const mr_exec_options *options, mr_erro
     s->sent = mr_calloc(s->sequences, sizeof(*s->sent));
     s->kv_slot = mr_calloc(s->groups, sizeof(*s->kv_slot));
     if (s->position == NULL || s->sent == NULL || s->kv_slot == NULL ||
-        mr_batch_storage_create(&limits, &s->storage) != MR_OK) {
+        mr_batch_storage_create(&limits, &s->storages[0]) != MR_OK ||
+        mr_batch_storage_create(&limits, &s->storages[1]) != MR_OK) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a step");
     }
+    s->storage = s->storages[0];
     return MR_OK;
 }
 
@@ -91,8 +94,10 @@ void mr_stepper_destroy(mr_stepper *s)
     if (s == NULL) {
         return;
     }
-    if (s->storage != NULL) {
-        mr_batch_storage_destroy(s->storage);
+    for (int i = 0; i < 2; i++) {
+        if (s->storages[i] != NULL) {
+            mr_batch_storage_destroy(s->storages[i]);
+        }
     }
     free(s->position);
     free(s->sent);
@@ -113,6 +118,9 @@ void mr_stepper_set_rope_length(mr_stepper *s, uint32_t tokens)
 
 void mr_stepper_begin(mr_stepper *s)
 {
+    const uint64_t last = mr_batch_get(s->storage)->step;
+    s->storage = s->storages[s->storage == s->storages[0] ? 1 : 0];
+    mr_batch_follow(s->storage, last);
     mr_batch_reset(s->storage);
 }
 
@@ -145,14 +153,14 @@ mr_status mr_stepper_sequence(mr_stepper *s, uint32_t sequence, uint32_t count)
     return MR_OK;
 }
 
-mr_status mr_stepper_token(mr_stepper *s, uint32_t id, const mr_row_params *row)
+mr_status mr_stepper_token(mr_stepper *s, int32_t src, const mr_row_params *row)
 {
     const uint32_t position = s->position[s->current]++;
     const uint32_t block = block_of(s, s->current, position / s->block_size);
     for (uint32_t group = 0; group < s->groups; group++) {
         s->kv_slot[group] = block * s->block_size + position % s->block_size;
     }
-    MR_TRY(mr_batch_add_token(s->storage, (int32_t)id, position, s->kv_slot));
+    MR_TRY(mr_batch_add_token(s->storage, src, position, s->kv_slot));
     if (row == NULL) {
         return MR_OK;
     }
@@ -164,4 +172,14 @@ mr_status mr_stepper_token(mr_stepper *s, uint32_t id, const mr_row_params *row)
 mr_status mr_stepper_run(mr_stepper *s, mr_step_output *out, mr_error *err)
 {
     return mr_exec_run(s->exec, mr_batch_get(s->storage), out, err);
+}
+
+mr_status mr_stepper_submit(mr_stepper *s, mr_error *err)
+{
+    return s->exec->vt->submit(s->exec, mr_batch_get(s->storage), err);
+}
+
+mr_status mr_stepper_wait(mr_stepper *s, mr_step_output *out, mr_error *err)
+{
+    return s->exec->vt->wait(s->exec, out, err);
 }

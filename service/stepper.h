@@ -3,7 +3,9 @@
  * Drives an executor by hand, without a scheduler: sequences of known length whose KV blocks are
  * theirs from the start. For scoring and benchmarks. One thread.
  *
- *   restart ─► begin ─► { sequence ─► token … } … ─► run ─► begin …
+ *   rewind ─► begin ─► { sequence ─► token … } … ─► run ─► begin …
+ *
+ * Instead of run, submit and wait: a backend that takes two steps has the next one in time.
  */
 #ifndef MILLRACE_SERVICE_STEPPER_H
 #define MILLRACE_SERVICE_STEPPER_H
@@ -31,8 +33,13 @@ void mr_stepper_set_rope_length(mr_stepper *stepper, uint32_t tokens);
 void mr_stepper_begin(mr_stepper *stepper);
 /* `count` tokens of `sequence` follow in this step. */
 MR_MUST_USE mr_status mr_stepper_sequence(mr_stepper *stepper, uint32_t sequence, uint32_t count);
-/* `row` asks for the token's logits; NULL: not. Its position is filled in. */
-MR_MUST_USE mr_status mr_stepper_token(mr_stepper *stepper, uint32_t id, const mr_row_params *row);
+/* A literal id, or a row of the step before (mr_token_src_row). `row` asks for the token's logits;
+ * NULL: not. Its position is filled in. */
+MR_MUST_USE mr_status mr_stepper_token(mr_stepper *stepper, int32_t src, const mr_row_params *row);
 MR_MUST_USE mr_status mr_stepper_run(mr_stepper *stepper, mr_step_output *out, mr_error *err);
+/* With a backend that takes two steps, the next may be submitted before this one is waited for. */
+MR_MUST_USE mr_status mr_stepper_submit(mr_stepper *stepper, mr_error *err);
+/* The output of the first step that was not waited for. */
+MR_MUST_USE mr_status mr_stepper_wait(mr_stepper *stepper, mr_step_output *out, mr_error *err);
 
 #endif

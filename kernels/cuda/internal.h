@@ -146,6 +146,8 @@ static inline mr_cuda_ptr mr_cuda_weight_scales(const mr_cuda_weights *weights, 
 
 /* ---- codes ---- */
 
+/* Rows up to which products with such weights take rows as they are. */
+#define MR_CUDA_CODED_ROWS 4u
 /* Which weights stay in codes; coded: [n_weights]. */
 void mr_cuda_coded_weights(const mr_plan *plan, bool *coded);
 /* coded: [n_ops], set for products with such weights, and for operators that make the rows of the

@@ -61,7 +61,7 @@ static int embed(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_embed
 /* Whether a product of so many rows takes them rounded: with few it reads them as they are. */
 static bool takes_coded(const mr_cuda_exec *exec, uint32_t index, uint32_t rows)
 {
-    return exec->coded[index] && rows > MR_CUDA_FEW_ROWS;
+    return exec->coded[index] && rows > MR_CUDA_CODED_ROWS;
 }
 
 /* Where the rows of the product at `index` go when they are rounded. */
@@ -104,7 +104,9 @@ static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
         .width = width_of(exec, op->stream),
         .epsilon = op->epsilon,
     };
-    p.raw = raw_scales(exec, index, p.rows);
+    if (index != exec->layers.end || !mr_cuda_layers_take(exec, step)) {
+        p.raw = raw_scales(exec, index, p.rows);
+    }
     if (takes_coded(exec, index, p.rows)) {
         p.coded = coded_rows(exec, index + 1);
     }
@@ -115,9 +117,10 @@ static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
 static bool takes_gated(const mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
 {
     const mr_op_linear *op = &exec->plan->ops[index].linear;
+    const uint32_t rows = rows_of(exec, step, op->in);
     return exec->fused[index + 1] && !exec->backend->batch_invariant &&
-           exec->backend->compute != MR_DTYPE_F32 &&
-           rows_of(exec, step, op->in) <= MR_CUDA_FEW_ROWS && width_of(exec, op->in) % 8 == 0;
+           exec->backend->compute != MR_DTYPE_F32 && rows <= MR_CUDA_FEW_ROWS &&
+           !takes_coded(exec, index, rows) && width_of(exec, op->in) % 8 == 0;
 }
 
 /* The rows of the product, rounded: now, unless whoever made them has. */

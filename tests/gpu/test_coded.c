@@ -170,8 +170,8 @@ static double sum_of(const product *m, uint32_t row, uint32_t n, double *size)
     return sum * scale;
 }
 
-/* Sums of codes have fewer bits than float32 on the way (the matrix units' own), which is relative
- * to the terms' size; then the result is rounded. */
+/* Sums of codes have some 13 bits on the way (the matrix units' own), which counts at the terms'
+ * size; then the result is rounded. */
 static void check_product(bench *b, product *m, const char *what)
 {
     uint16_t *out = malloc((size_t)m->rows * m->n * sizeof(*out));
@@ -183,7 +183,7 @@ static void check_product(bench *b, product *m, const char *what)
             double size;
             const double want = sum_of(m, row, n, &size);
             const double got = (double)mr_bf16_to_f32(out[(size_t)row * m->n + n]);
-            if (!(fabs(got - want) <= 0x1p-8 * fabs(want) + 5e-4 * size)) {
+            if (!(fabs(got - want) <= 0x1p-8 * fabs(want) + 2e-3 * size)) {
                 fail_msg("%s, %u rows, [%u][%u]: (%u, %u) is %g, not %g", what, m->rows, m->n, m->k,
                          row, n, got, want);
             }
@@ -196,8 +196,9 @@ static void check_product(bench *b, product *m, const char *what)
 static void test_products_of_codes(void **state)
 {
     (void)state;
-    static const uint32_t shapes[][3] = {{9, 16, 16},    {17, 48, 32},   {33, 256, 1024},
-                                         {128, 96, 512}, {600, 64, 160}, {31, 272, 2064}};
+    static const uint32_t shapes[][3] = {{9, 16, 16},     {17, 48, 32},   {33, 256, 1024},
+                                         {128, 96, 512},  {600, 64, 160}, {31, 272, 2064},
+                                         {64, 1024, 2048}};
     bench b;
     open_bench(&b);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
@@ -392,15 +393,28 @@ static void test_makers_of_rows_round_them(void **state)
 
 /* ---- a model ---- */
 
+/* Of all rows together: roundings of 3 bits differ widely from row to row. */
+static double whole_distance(const float *a, const float *b, uint32_t count)
+{
+    double error = 0.0;
+    double size = 0.0;
+    for (uint32_t i = 0; i < count; i++) {
+        const double d = (double)a[i] - (double)b[i];
+        error += d * d;
+        size += (double)b[i] * (double)b[i];
+    }
+    return sqrt(error / size);
+}
+
 /* Products with few rows keep these as they are; with many they are rounded to 3 bits and more. */
 static void check_model(const tiny_dims *dims, mr_dtype compute, mr_dtype kv)
 {
     enum { LENGTH = 120 };
     static const tiny_schedule ways[] = {{.prefill = LENGTH, .chunk = LENGTH},
-                                         {.prefill = 20, .chunk = 7},
+                                         {.prefill = 20, .chunk = 4},
                                          {.prefill = 100, .chunk = 50, .neighbours = 11},
                                          {.prefill = 64, .chunk = 64, .neighbours = 30}};
-    static const double allowed[] = {0.15, 0.06, 0.15, 0.15};
+    static const double allowed[] = {0.12, 0.06, 0.12, 0.12};
     mr_exec_options options = tiny_options();
     options.max_tokens = 2048;
     options.max_seqs = 40;
@@ -419,7 +433,7 @@ static void check_model(const tiny_dims *dims, mr_dtype compute, mr_dtype kv)
     float *expected = tiny_logits(reference, &tiny, &on_cpu, LENGTH, ways[0]);
     for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
         float *logits = tiny_logits(backend, &tiny, &options, LENGTH, ways[w]);
-        const double found = tiny_distance(logits, expected, LENGTH, dims->vocab);
+        const double found = whole_distance(logits, expected, LENGTH * dims->vocab);
         print_message("way %zu, %s, KV %s: relative error %.4f\n", w,
                       mr_dtype_info_get(compute)->name, mr_dtype_info_get(kv)->name, found);
         assert_true(found <= allowed[w]);

@@ -13,7 +13,7 @@
  * Keys and values of one byte go through registers, and are widened on their way.
  *
  * Float32 scores and sums; probabilities are rounded to the type before they meet the values. A row
- * depends on its own keys only. sm_80 and later.
+ * depends on its own keys only. sm_80 and later; what stream.cu takes goes there.
  */
 #include "kernels/cuda/attention/codes.cuh"
 #include "kernels/cuda/attention/packed.cuh"

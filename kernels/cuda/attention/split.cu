@@ -297,8 +297,7 @@ int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attentio
     mr_split_args a = mr_split_args_of(p);
     if (mr_cuda_attention_packs(p)) {
         bool done = false;
-        const int code =
-            mr_is_coded(p->kv) ? 0 : mr_cuda_attention_stream_run(context, &a, &done);
+        const int code = mr_is_coded(p->kv) ? 0 : mr_cuda_attention_stream_run(context, &a, &done);
         if (code != 0 || done) {
             return code;
         }

@@ -61,13 +61,13 @@ static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
 }
 
 /* Blocks of a launch: one a piece of work, as far as `resident` fit on a processor; they take the
- * rest in turn. A graph does not know how much there will be, and has enough for a few splits a
- * token. */
+ * rest in turn. A graph does not know how much there will be, and has enough for 16 splits a token.
+ */
 static inline uint32_t mr_split_blocks(const mr_cuda_context *context, const mr_split_args &a,
                                        uint32_t resident)
 {
     const uint64_t most = static_cast<uint64_t>(context->properties.multiProcessorCount) * resident;
-    const uint64_t items = a.p.count > 0 ? a.p.count : 4 * static_cast<uint64_t>(a.p.tokens);
+    const uint64_t items = a.p.count > 0 ? a.p.count : 16 * static_cast<uint64_t>(a.p.tokens);
     const uint64_t work = items * a.p.kv.heads * a.chunks;
     return static_cast<uint32_t>(work < most ? work : most);
 }

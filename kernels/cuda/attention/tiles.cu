@@ -11,7 +11,7 @@
  *
  * Softmax is online, in float32; probabilities are rounded to the type before they meet the values.
  * Keys are visited in order from a multiple of 64 on: a row does not depend on other sequences.
- * sm_80 and later.
+ * sm_80 and later; what warpgroups.cu takes goes there.
  */
 #include "kernels/cuda/attention/codes.cuh"
 #include "kernels/cuda/attention/tiles.cuh"
@@ -418,8 +418,7 @@ int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attentio
     a.shift = (size & (size - 1)) == 0 ? __builtin_ctz(size) : -1;
     a.factor = p->soft_cap > 0.0f ? LOG2E : a.p.scale * LOG2E;
     bool done = false;
-    const int code =
-        mr_is_coded(p->kv) ? 0 : mr_cuda_attention_warpgroups_run(context, &a, &done);
+    const int code = mr_is_coded(p->kv) ? 0 : mr_cuda_attention_warpgroups_run(context, &a, &done);
     if (code != 0 || done) {
         return code;
     }

@@ -12,8 +12,8 @@ struct mr_tiles_args {
     const uint32_t *token_slot;
     const uint32_t *block_tables;
     uint32_t share;
-    int32_t shift; /* block_size = 1 << shift, or −1 */
-    float factor;  /* from a score to its power of 2 */
+    int32_t shift;     /* block_size = 1 << shift, or −1 */
+    float factor;      /* from a score to its power of 2 */
     float value_scale; /* that results are times */
 };
 

@@ -19,204 +19,9 @@
  * leaves its sums as they are: a row depends neither on other sequences nor on where a prompt was
  * divided. Softmax in float32; probabilities are rounded to the type before they meet the values.
  */
-#include "kernels/cuda/attention/maps.cuh"
-#include "kernels/cuda/attention/tiles.cuh"
-#include "kernels/cuda/device/wgmma.cuh"
-
-#define KEYS    128
-#define GROUPS  2  /* warpgroups that compute */
-#define ROWS    64 /* of one */
-#define THREADS ((GROUPS + 1) * 128)
-#define STAGES  2
-#define LOG2E   1.4426950408889634f
-
-static_assert(ROWS * GROUPS == MR_CUDA_TILE_ROWS, "the warpgroups share a tile");
-
-struct mr_warpgroup_args {
-    mr_tiles_args tiles;
-    uint32_t *next; /* counter of pairs given out, 0 between launches */
-    uint32_t pairs; /* (tile, head) */
-    uint32_t shift; /* block_size = 1 << shift */
-    float before;   /* with a soft cap: scores times this go into 2^x for tanh */
-};
-
-struct mr_warpgroup_maps {
-    CUtensorMap queries;
-    CUtensorMap keys;
-    CUtensorMap values;
-};
+#include "kernels/cuda/attention/warpgroups.cuh"
 
 #if MR_HAS_WGMMA
-
-/* One (tile, head) pair. */
-struct mr_pair {
-    uint32_t token;
-    uint32_t count; /* 0: there are no more */
-    uint32_t position;
-    uint32_t head;
-};
-
-template <int D> struct mr_room {
-    static constexpr uint32_t TILE = KEYS * D * 2;
-    static constexpr uint32_t QUERIES = 0;
-    static constexpr uint32_t STAGE = 2 * TILE; /* keys, values */
-    static constexpr uint32_t STAGED = GROUPS * ROWS * D * 2;
-    static constexpr uint32_t RESULTS = STAGED + STAGES * STAGE;
-    static constexpr uint32_t PAIR = RESULTS + GROUPS * ROWS * D * 2;
-    static constexpr uint32_t BARRIERS = PAIR + sizeof(mr_pair);
-    static constexpr uint32_t BYTES = BARRIERS + (2 + 4 * STAGES) * 8;
-};
-
-/* Addresses of the barriers. `full`: copied; `empty`: may be copied to. */
-template <int D> struct mr_barriers {
-    uint32_t base;
-    __device__ uint32_t full_queries() const
-    {
-        return base;
-    }
-    __device__ uint32_t empty_queries() const
-    {
-        return base + 8;
-    }
-    __device__ uint32_t full(uint32_t stage, uint32_t values) const
-    {
-        return base + 16 + (stage * 4 + values * 2) * 8;
-    }
-    __device__ uint32_t empty(uint32_t stage, uint32_t values) const
-    {
-        return full(stage, values) + 8;
-    }
-};
-
-/* Keys of a pair that are visited: tiles of KEYS, from `first` on, up to `end`. */
-struct mr_span {
-    uint32_t first;
-    uint32_t end;
-    uint32_t turns;
-    uint32_t seen; /* the first key that any row sees */
-};
-
-__device__ static inline mr_span mr_span_of(const mr_cuda_attention &p, const mr_pair &pair)
-{
-    mr_span s;
-    s.end = pair.position + pair.count;
-    s.seen = p.window > 0 && pair.position >= p.window ? pair.position - p.window + 1 : 0;
-    s.first = s.seen / KEYS * KEYS;
-    s.turns = (s.end - s.first + KEYS - 1) / KEYS;
-    return s;
-}
-
-/* ---- the warp that copies ---- */
-
-__device__ static inline mr_pair mr_pair_at(const mr_warpgroup_args &a, uint32_t index)
-{
-    const mr_cuda_attention &p = a.tiles.p;
-    mr_pair pair = {};
-    if (index < a.pairs) {
-        const mr_cuda_tile tile = a.tiles.tiles[p.n_tiles - 1 - index / p.heads];
-        pair.token = tile.token;
-        pair.count = tile.count;
-        pair.position = a.tiles.positions[tile.token];
-        pair.head = index % p.heads;
-    }
-    return pair;
-}
-
-/* Where block `index` of the sequence lies, in groups of 8 keys. */
-__device__ static inline uint32_t mr_place_of(const mr_warpgroup_args &a, const mr_span &span,
-                                              const uint32_t *table, uint32_t g, uint32_t index)
-{
-    const uint32_t first = index << a.shift;
-    const bool there = first < span.end && first + (1u << a.shift) > span.seen;
-    return there ? (table[index] * a.tiles.p.kv.heads + g) << (a.shift - 3) : MR_MAP_NOWHERE;
-}
-
-template <int D>
-__device__ static inline void mr_copy_keys(const mr_warpgroup_args &a,
-                                           const mr_warpgroup_maps &maps, const mr_pair &pair,
-                                           uint32_t shared, uint32_t &turn)
-{
-    using room = mr_room<D>;
-    const mr_barriers<D> barriers = {shared + room::BARRIERS};
-    const uint32_t lane = threadIdx.x % 32;
-    const mr_span span = mr_span_of(a.tiles.p, pair);
-    const uint32_t *table =
-        a.tiles.block_tables +
-        static_cast<size_t>(a.tiles.token_slot[pair.token]) * a.tiles.p.max_blocks;
-    const uint32_t g = pair.head / a.tiles.share;
-    const uint32_t blocks = KEYS >> a.shift;
-    const uint32_t index = (span.first >> a.shift) + lane;
-    const bool mine = lane < blocks;
-    uint32_t place = mine ? mr_place_of(a, span, table, g, index) : 0;
-    for (uint32_t i = 0; i < span.turns; i++, turn++) {
-        const uint32_t stage = turn % STAGES;
-        const uint32_t parity = turn / STAGES % 2 ^ 1;
-        const uint32_t to =
-            shared + room::STAGED + stage * room::STAGE + lane * (room::TILE / blocks);
-        const int32_t here = static_cast<int32_t>(place);
-        place = mine && i + 1 < span.turns
-                    ? mr_place_of(a, span, table, g, index + (i + 1) * blocks)
-                    : 0;
-#pragma unroll
-        for (uint32_t v = 0; v < 2; v++) {
-            mr_barrier_wait(barriers.empty(stage, v), parity);
-            if (lane == 0) {
-                mr_barrier_expect(barriers.full(stage, v), room::TILE);
-            }
-            __syncwarp();
-            if (mine) {
-                mr_copy_tile4(to + v * room::TILE, v == 0 ? &maps.keys : &maps.values,
-                              barriers.full(stage, v), here);
-            }
-        }
-    }
-}
-
-template <int D>
-__device__ static inline void mr_copy_queries(const mr_warpgroup_maps &maps, const mr_pair &pair,
-                                              uint32_t shared)
-{
-    using room = mr_room<D>;
-    const mr_barriers<D> barriers = {shared + room::BARRIERS};
-    mr_barrier_expect(barriers.full_queries(), GROUPS * ROWS * D * 2);
-    for (uint32_t i = 0; i < GROUPS * (D / 64); i++) {
-        mr_copy_tile2(shared + room::QUERIES + i * ROWS * 128, &maps.queries,
-                      barriers.full_queries(),
-                      static_cast<int32_t>(pair.head * D + i % (D / 64) * 64),
-                      static_cast<int32_t>(pair.token + i / (D / 64) * ROWS));
-    }
-}
-
-template <int D>
-__device__ static inline void mr_produce(const mr_warpgroup_args &a, const mr_warpgroup_maps &maps,
-                                         uint8_t *memory, uint32_t shared)
-{
-    using room = mr_room<D>;
-    const mr_barriers<D> barriers = {shared + room::BARRIERS};
-    const uint32_t lane = threadIdx.x % 32;
-    uint32_t turn = 0;
-    mr_pair pair = mr_pair_at(a, blockIdx.x);
-    for (uint32_t n = 0;; n++) {
-        mr_barrier_wait(barriers.empty_queries(), n % 2 ^ 1);
-        if (lane == 0) {
-            *reinterpret_cast<mr_pair *>(memory + room::PAIR) = pair;
-            if (pair.count > 0) {
-                mr_copy_queries<D>(maps, pair, shared);
-            } else {
-                mr_barrier_arrive(barriers.full_queries());
-            }
-        }
-        __syncwarp();
-        if (pair.count == 0) {
-            return;
-        }
-        /* Every block is refused once: after as many refusals and gifts the counter is 0 again. */
-        uint32_t next = lane == 0 ? gridDim.x + atomicInc(a.next, a.pairs - 1) : 0;
-        mr_copy_keys<D>(a, maps, pair, shared, turn);
-        next = __shfl_sync(0xffffffffu, next, 0);
-        pair = mr_pair_at(a, next);
-    }
-}
 
 /* ---- the warpgroups that compute ---- */
 
@@ -249,11 +54,7 @@ __device__ static inline void mr_start_values(const uint32_t (&weights)[KEYS / 4
 #pragma unroll
     for (int k = 0; k < KEYS / 16; k++) {
         mr_multiply_turned(T(), out, weights + 4 * k,
-#ifdef V_SWAP
-                           mr_operand(values + k * 2 * (D / 64) * 1024, D / 64 * 1024, 1024));
-#else
                            mr_operand(values + k * 2 * (D / 64) * 1024, 1024, D / 64 * 1024));
-#endif
     }
     mr_products_commit();
 }
@@ -320,18 +121,6 @@ __device__ static inline void mr_soften(float factor, float (&s)[KEYS / 2], mr_s
         }
         rows.sum[h] = rows.sum[h] * fade[h] + sum;
     }
-}
-
-/* Keeps the assembler from putting a softmax off until the products before it are done: the next
- * wait comes after an instruction (never run: sums are not negative) that needs the sum. */
-__device__ static inline void mr_hold(float sum)
-{
-    asm volatile("{\n"
-                 ".reg .pred p;\n"
-                 "setp.lt.f32 p, %0, 0f00000000;\n"
-                 "@p nanosleep.u32 1;\n"
-                 "}\n" ::"f"(sum)
-                 : "memory");
 }
 
 template <typename T>
@@ -468,26 +257,19 @@ template <typename T, int D, bool CAPPED> struct mr_consumer {
     {
         const uint32_t t = turn + i;
         await(t, 0);
-#ifndef V_NOPP
         mr_named_sync(1 + group, GROUPS * 128);
-#endif
         mr_pin(s);
         mr_products_begin();
         mr_start_scores<T, D>(queries(), tile(t, 0), s);
         await(t - 1, 1);
         mr_products_begin();
         mr_start_values<T, D>(weights, tile(t - 1, 1), out);
-#ifndef V_NOPP
         mr_named_arrive(2 - group, GROUPS * 128);
-#endif
         mr_products_wait<1>();
         mr_pin(s);
         leave(t, 0);
         float fade[2];
         soften<MASKED>(i, fade);
-#ifndef V_NOHOLD
-        mr_hold(rows.sum[0] + rows.sum[1]);
-#endif
         mr_products_wait<0>();
         mr_pin(out);
         leave(t - 1, 1);
@@ -555,11 +337,9 @@ __device__ static inline void mr_consume(const mr_warpgroup_args &a, uint8_t *me
     const mr_barriers<D> barriers = {shared + room::BARRIERS};
     uint8_t *results = memory + room::RESULTS + row * D * 2;
     mr_consumer<T, D, CAPPED> consumer(a, shared, group);
-#ifndef V_NOPP
     if (group == 1) {
         mr_named_arrive(1, GROUPS * 128); /* the first goes first */
     }
-#endif
     for (uint32_t n = 0;; n++) {
         mr_barrier_wait(barriers.full_queries(), n % 2);
         const mr_pair pair =
@@ -570,11 +350,9 @@ __device__ static inline void mr_consume(const mr_warpgroup_args &a, uint8_t *me
         consumer.run(pair);
         mr_store_pair<T, D>(a, pair, row, results, consumer.out, consumer.rows);
     }
-#ifndef V_NOPP
     if (group == 0) {
         mr_named_sync(1, GROUPS * 128);
     }
-#endif
 }
 
 template <int D> __device__ static inline void mr_init_barriers(uint32_t shared)
@@ -622,55 +400,6 @@ __global__ static void __launch_bounds__(THREADS, 1)
 
 /* ---- launch ---- */
 
-typedef CUresult (*mr_encode_fn)(CUtensorMap *, CUtensorMapDataType, cuuint32_t, void *,
-                                 const cuuint64_t *, const cuuint64_t *, const cuuint32_t *,
-                                 const cuuint32_t *, CUtensorMapInterleave, CUtensorMapSwizzle,
-                                 CUtensorMapL2promotion, CUtensorMapFloatOOBfill);
-
-/* The driver's function that describes tensors: the module is not linked with the driver. */
-int mr_cuda_attention_open(mr_cuda_context *context)
-{
-    cudaDriverEntryPointQueryResult result;
-#if CUDART_VERSION >= 12050
-    const int code = cudaGetDriverEntryPointByVersion(
-        "cuTensorMapEncodeTiled", &context->encode_tensor, 12000, cudaEnableDefault, &result);
-#else
-    const int code = cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &context->encode_tensor,
-                                             cudaEnableDefault, &result);
-#endif
-    if (code == 0 && result != cudaDriverEntryPointSuccess) {
-        context->encode_tensor = nullptr; /* an older driver: tiles.cu does the work */
-    }
-    return code;
-}
-
-bool mr_map_describe(const mr_cuda_context *context, CUtensorMap *map, mr_dtype type,
-                     mr_cuda_ptr at, const mr_map_shape &shape)
-{
-    const mr_encode_fn encode = reinterpret_cast<mr_encode_fn>(context->encode_tensor);
-    const cuuint32_t steps[4] = {1, 1, 1, 1};
-    return encode(map,
-                  type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                       : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-                  shape.rank, mr_at<void>(at), shape.sizes, shape.strides, shape.box, steps,
-                  CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                  CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-                  CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-
-bool mr_map_plane(const mr_cuda_context *context, CUtensorMap *map, const mr_cuda_kv &kv,
-                  mr_cuda_ptr plane, uint32_t keys)
-{
-    const cuuint64_t line = static_cast<cuuint64_t>(kv.width) * 2;
-    const mr_map_shape shape = {
-        4,
-        {64, 8, kv.width / 64, MR_MAP_NOWHERE},
-        {line, 128, 8 * line},
-        {64, 8, kv.width / 64, keys / 8},
-    };
-    return mr_map_describe(context, map, kv.type, plane, shape);
-}
-
 static bool describe_all(const mr_cuda_context *context, const mr_cuda_attention &p,
                          mr_warpgroup_maps *maps)
 {
@@ -685,10 +414,7 @@ template <typename T, int D, bool CAPPED>
 static int launch(mr_cuda_context *context, const mr_warpgroup_args &a,
                   const mr_warpgroup_maps &maps)
 {
-    constexpr int BYTES = KEYS * D * 2 * (2 * STAGES + 2) + 256;
-#if MR_HAS_WGMMA
-    static_assert(mr_room<D>::BYTES <= BYTES, "shared memory");
-#endif
+    constexpr int BYTES = mr_room<D>::BYTES;
     const cudaError_t code =
         cudaFuncSetAttribute(mr_attention_warpgroups_kernel<T, D, CAPPED>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, BYTES);

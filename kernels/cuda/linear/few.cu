@@ -10,8 +10,8 @@
  * products; the scale of an output is applied to its sum.
  *
  *   grid    one block for 16 · MT outputs (gated: 16 gates and their 16 ups)
- *   block   8 warps, which take chunks of 32 inputs in turn; their sums meet in shared memory and
- *           are added in the order of the warps
+ *   block   8 warps, which take chunks of 32 inputs (64 in F8_E4M3) in turn; their sums meet in
+ *           shared memory and are added in the order of the warps
  *
  * Sums in float32, in an order that depends on k only: a row does not depend on its neighbours.
  */

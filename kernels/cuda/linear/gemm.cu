@@ -19,6 +19,7 @@
 #include <new>
 
 #define SLOTS           1024u
+#define TUNED           6 /* algorithms that are timed */
 #define CANDIDATES      16
 #define WORKSPACE_BYTES (static_cast<size_t>(32) << 20)
 
@@ -175,7 +176,7 @@ static int ask(mr_cuda_context *context, const mr_cuda_linear *p, mr_gemm_entry 
     cublasLtMatmulHeuristicResult_t results[CANDIDATES] = {};
     if (!p->invariant) {
         int best = 0;
-        const int found = candidates(context, p, entry->key.rows, CANDIDATES, results);
+        const int found = candidates(context, p, entry->key.rows, TUNED, results);
         const int status = mr_cuda_tune(context, p, results, found, &best);
         entry->found = found > 0;
         entry->algo = results[best].algo;

@@ -8,12 +8,14 @@
  */
 #include "kernels/cuda/device/common.cuh"
 
+#include <chrono>
 #include <cmath>
 
 #define RUNS     3
-#define MOST_MS  4000.0f /* of all tuning: afterwards the first choice is taken */
-#define WORTH    0.97f   /* of the first choice's time: what is hardly faster is not taken */
-#define HOPELESS 1.3f    /* times the best so far: it is run once */
+#define MOST_MS  2000.0f    /* of all tuning, by the clock: afterwards the first choice is taken */
+#define LEAST    (1u << 20) /* elements of weights: what is smaller takes no time to speak of */
+#define WORTH    0.97f      /* of the first choice's time: what is hardly faster is not taken */
+#define HOPELESS 1.3f       /* times the best so far: it is run once */
 #define EVICT    (static_cast<size_t>(64) << 20)
 
 struct mr_tuning {
@@ -82,7 +84,6 @@ static int time_of(mr_cuda_context *context, const mr_tuning &t, const mr_cuda_l
             *shortest = INFINITY;
             return code;
         }
-        context->tuning_ms += ms;
         *shortest = run > 0 && ms < *shortest ? ms : *shortest;
         if (run > 0 && ms > HOPELESS * best) {
             break;
@@ -121,18 +122,11 @@ static int compare(mr_cuda_context *context, const mr_tuning &t, const mr_cuda_l
     return 0;
 }
 
-int mr_cuda_tune(mr_cuda_context *context, const mr_cuda_linear *p,
-                 const cublasLtMatmulHeuristicResult_t *found, int count, int *best)
+static int tune(mr_cuda_context *context, const mr_cuda_linear *p,
+                const cublasLtMatmulHeuristicResult_t *found, int count, int *best)
 {
-    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
-    int code = cudaStreamIsCapturing(context->stream, &capturing);
-    *best = 0;
-    if (code != 0 || count < 2 || capturing != cudaStreamCaptureStatusNone ||
-        context->tuning_ms >= MOST_MS) {
-        return code;
-    }
     mr_tuning t = {};
-    code = cudaEventCreate(&t.begin);
+    int code = cudaEventCreate(&t.begin);
     code = code == 0 ? cudaEventCreate(&t.end) : code;
     if (code == 0 && cudaMalloc(&t.evict, EVICT + 256) == cudaSuccess) {
         t.sum = reinterpret_cast<unsigned long long *>(static_cast<uint8_t *>(t.evict) + EVICT);
@@ -148,4 +142,23 @@ int mr_cuda_tune(mr_cuda_context *context, const mr_cuda_linear *p,
         cudaEventDestroy(t.begin);
     }
     return code;
+}
+
+int mr_cuda_tune(mr_cuda_context *context, const mr_cuda_linear *p,
+                 const cublasLtMatmulHeuristicResult_t *found, int count, int *best)
+{
+    cudaStreamCaptureStatus capturing = cudaStreamCaptureStatusNone;
+    const int code = cudaStreamIsCapturing(context->stream, &capturing);
+    *best = 0;
+    if (code != 0 || count < 2 || capturing != cudaStreamCaptureStatusNone ||
+        static_cast<uint64_t>(p->n) * p->k < LEAST || context->tuning_ms >= MOST_MS) {
+        return code;
+    }
+    /* The first run of an algorithm loads its code, which takes far longer than the run. */
+    const auto begin = std::chrono::steady_clock::now();
+    const float before = context->tuning_ms;
+    const int status = tune(context, p, found, count, best);
+    const std::chrono::duration<float, std::milli> spent = std::chrono::steady_clock::now() - begin;
+    context->tuning_ms = before + spent.count();
+    return status;
 }
