@@ -306,18 +306,19 @@ typedef struct mr_cuda_sample {
 
 /* One layer of mr_cuda_decode, in device memory. Weights as mr_cuda_linear has them. */
 typedef struct mr_cuda_decode_layer {
-    uint64_t maps[MR_CUDA_DECODE_MAPS][16]; /* of decode_maps: how the four weights are copied */
-    mr_cuda_ptr qkv;                        /* [(H + 2G) · D][W] */
-    mr_cuda_ptr out;                        /* [W][H · D] */
-    mr_cuda_ptr gate_up;                    /* [gate F | up F][W] */
-    mr_cuda_ptr down;                       /* [W][F] */
-    mr_cuda_ptr attention_gain;             /* f32 [W], of the norm in front */
-    mr_cuda_ptr gated_gain;                 /* f32 [W] */
-    mr_cuda_ptr q_gain;                     /* f32 [D]: RMS norm of query and key heads; 0: none */
+    uint64_t maps[MR_CUDA_DECODE_MAPS][16];  /* of decode_maps: how the four weights are copied */
+    mr_cuda_ptr scales[MR_CUDA_DECODE_MAPS]; /* of their outputs, as weight_scale; 0: none */
+    mr_cuda_ptr qkv;                         /* [(H + 2G) · D][W] */
+    mr_cuda_ptr out;                         /* [W][H · D] */
+    mr_cuda_ptr gate_up;                     /* [gate F | up F][W] */
+    mr_cuda_ptr down;                        /* [W][F] */
+    mr_cuda_ptr attention_gain;              /* f32 [W], of the norm in front */
+    mr_cuda_ptr gated_gain;                  /* f32 [W] */
+    mr_cuda_ptr q_gain;                      /* f32 [D]: RMS norm of query and key heads; 0: none */
     mr_cuda_ptr k_gain;
     mr_cuda_ptr keys; /* as mr_cuda_kv has them */
     mr_cuda_ptr values;
-    uint64_t reserved[6]; /* maps are aligned to 64 bytes */
+    uint64_t reserved[2]; /* maps are aligned to 64 bytes */
 } mr_cuda_decode_layer;
 
 /* All layers of a step in which every token is another sequence's:
@@ -327,14 +328,17 @@ typedef struct mr_cuda_decode_layer {
  *
  * In the last layer the rows behind attention may be others (logit_rows), whose stream is
  * last_stream; and what its last product gives is not added but stored in `last`, for the norm that
- * follows. Results are those of the separate calls for few rows, bit for bit. A fault of ours
- * leaves NaN in `last`. */
+ * follows. Norms are divided: rows times gains are rounded to `type`, and their scale is applied to
+ * the product's sums. A row does not depend on its neighbours, nor on how many there are. A fault
+ * of ours leaves NaN in `last`. */
 typedef struct mr_cuda_decode {
     mr_cuda_ptr layers;      /* mr_cuda_decode_layer [n_layers] */
-    mr_cuda_ptr stream;      /* f32 [rows][W] */
+    mr_cuda_ptr stream;      /* f32 [rows][W]; left as it is before the last layer's last product */
     mr_cuda_ptr logit_rows;  /* u32 [rows]; 0: the same rows, and no last_stream */
     mr_cuda_ptr last_stream; /* out: f32 [rows][W] */
     mr_cuda_ptr last;        /* out: [rows][W] of `type` */
+    mr_cuda_ptr normed;      /* scratch: [rows][W] */
+    mr_cuda_ptr squares;     /* scratch: f32 [rows][W / 16] */
     mr_cuda_ptr qkv;         /* scratch: [rows][(H + 2G) · D] */
     mr_cuda_ptr att;         /* scratch: [rows][H · D] */
     mr_cuda_ptr act;         /* scratch: [rows][F] */
@@ -349,6 +353,7 @@ typedef struct mr_cuda_decode {
     mr_cuda_ptr counters;
     mr_cuda_ptr sync; /* u32 [MR_CUDA_DECODE_SYNC], zero between launches */
     mr_dtype type;
+    mr_dtype weight_type; /* `type` or F8_E4M3 */
     mr_dtype kv_type;
     mr_activation activation;
     mr_rope_pairing pairing;

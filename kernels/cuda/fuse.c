@@ -62,14 +62,17 @@ static mr_buffer_id take_norm(matcher *m, mr_buffer_id in, mr_cuda_ptr *gain)
 }
 
 /* One product without biases of `in`, which is there: what it gives, or MR_NO_BUFFER. */
-static mr_buffer_id take_linear(matcher *m, mr_buffer_id in, mr_cuda_ptr *weight)
+static mr_buffer_id take_linear(matcher *m, mr_buffer_id in, mr_cuda_ptr *weight,
+                                mr_cuda_ptr *scales)
 {
     const mr_op *op = in == MR_NO_BUFFER ? NULL : take(m, MR_OP_LINEAR);
     if (op == NULL || op->linear.in != in || !m->exec->adjoin[m->at - 1] ||
-        m->exec->coded[m->at - 1] || m->exec->weights->biases[m->at - 1] != MR_CUDA_NONE) {
+        m->exec->coded[m->at - 1] != (m->call.weight_type == MR_DTYPE_F8_E4M3) ||
+        m->exec->weights->biases[m->at - 1] != MR_CUDA_NONE) {
         return MR_NO_BUFFER;
     }
     *weight = mr_cuda_weight_at(m->exec->weights, op->linear.weight[0]);
+    *scales = mr_cuda_weight_scales(m->exec->weights, op->linear.weight[0]);
     return op->linear.out;
 }
 
@@ -136,6 +139,8 @@ static bool begin(matcher *m)
         .qkv = m->exec->buffers[attention->attention.qkv],
         .att = m->exec->buffers[attention->attention.out],
         .type = m->exec->backend->compute,
+        .weight_type =
+            m->exec->coded[qkv - plan->ops] ? MR_DTYPE_F8_E4M3 : m->exec->backend->compute,
         .kv_type = m->exec->options.kv_dtype,
         .width = width_of(m, m->stream),
         .heads = rope->rope_kv.heads,
@@ -160,7 +165,7 @@ static bool begin(matcher *m)
 static mr_buffer_id match_first_half(matcher *m, uint32_t layer, mr_cuda_decode_layer *out)
 {
     const mr_buffer_id normed = take_norm(m, m->proj, &out->attention_gain);
-    const mr_buffer_id qkv = take_linear(m, normed, &out->qkv);
+    const mr_buffer_id qkv = take_linear(m, normed, &out->qkv, &out->scales[0]);
     if (!match_rope(m, qkv, layer, out)) {
         return MR_NO_BUFFER;
     }
@@ -170,12 +175,12 @@ static mr_buffer_id match_first_half(matcher *m, uint32_t layer, mr_cuda_decode_
 
 static bool match_second_half(matcher *m, mr_buffer_id att, mr_cuda_decode_layer *out)
 {
-    const mr_buffer_id proj = take_linear(m, att, &out->out);
+    const mr_buffer_id proj = take_linear(m, att, &out->out, &out->scales[1]);
     if (proj == MR_NO_BUFFER) {
         return false;
     }
     const mr_buffer_id normed = take_norm(m, proj, &out->gated_gain);
-    const mr_buffer_id both = take_linear(m, normed, &out->gate_up);
+    const mr_buffer_id both = take_linear(m, normed, &out->gate_up, &out->scales[2]);
     const mr_op *gated = both != MR_NO_BUFFER ? take(m, MR_OP_GATED) : NULL;
     if (gated == NULL || !m->exec->fused[m->at - 1] || gated->gated.in != both) {
         return false;
@@ -183,10 +188,13 @@ static bool match_second_half(matcher *m, mr_buffer_id att, mr_cuda_decode_layer
     if (m->call.ffn == 0) {
         m->call.ffn = width_of(m, gated->gated.out);
         m->call.act = m->exec->buffers[gated->gated.out];
+        m->call.normed = m->exec->buffers[normed];
+        m->call.squares = m->exec->buffers[both]; /* nothing else is in it then */
         m->call.activation = gated->gated.activation;
     }
-    m->proj = take_linear(m, gated->gated.out, &out->down);
+    m->proj = take_linear(m, gated->gated.out, &out->down, &out->scales[3]);
     return m->proj == proj && width_of(m, gated->gated.out) == m->call.ffn &&
+           m->call.width / 16 <= m->call.ffn && /* as many squares as there is room for */
            gated->gated.activation == m->call.activation;
 }
 

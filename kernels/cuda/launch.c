@@ -104,7 +104,9 @@ static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
         .width = width_of(exec, op->stream),
         .epsilon = op->epsilon,
     };
-    p.raw = raw_scales(exec, index, p.rows);
+    if (index != exec->layers.end || !mr_cuda_layers_take(exec, step)) {
+        p.raw = raw_scales(exec, index, p.rows);
+    }
     if (takes_coded(exec, index, p.rows)) {
         p.coded = coded_rows(exec, index + 1);
     }

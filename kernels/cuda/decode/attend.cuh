@@ -354,9 +354,10 @@ __device__ static inline void mr_attend(const mr_decode_args &a, const mr_decode
 /* Attention of a layer. `first`: this block's first piece of work, which runs. */
 template <typename T, int D>
 __device__ static inline void mr_attend_all(const mr_decode_args &a, mr_decode_state &st,
-                                            const mr_cuda_decode_layer &l, const mr_work &first,
-                                            uint32_t count, uint32_t qkv_workers)
+                                            const mr_work &first, uint32_t count,
+                                            uint32_t qkv_workers)
 {
+    const mr_cuda_decode_layer &l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers)[st.layer];
     const uint32_t values = st.act_at + threadIdx.x / 32 * MR_KEYS * D * 2;
     uint4 keys[MR_KEYS / 8][D / 32];
     mr_work w = first;

@@ -24,7 +24,9 @@
 #include <cudaTypedefs.h>
 
 #define THREADS (MR_DECODE_TAKERS + 32)
-#define FEW     8 /* rows of one product */
+#define FEW     8    /* rows of one product */
+#define NARROW  1024 /* streams up to this are taken with more rows: weights are not all there is  \
+                      */
 
 /* Rows of the last layer's second half, as rows of the first. */
 __device__ static inline const uint32_t *mr_map_of(const mr_decode_args &a,
@@ -35,7 +37,7 @@ __device__ static inline const uint32_t *mr_map_of(const mr_decode_args &a,
 
 /* Product of rows that another part has left in memory: through shared memory, unless they are so
  * short that they are read but once or so many that they do not fit. */
-template <typename T, int NT, int PART>
+template <typename T, int NT, int PART, bool CODED>
 __device__ static inline void mr_multiply_stored(const mr_decode_args &a, mr_decode_state &st,
                                                  const mr_share &s, mr_cuda_ptr from, bool fits)
 {
@@ -45,9 +47,9 @@ __device__ static inline void mr_multiply_stored(const mr_decode_args &a, mr_dec
     rows.k = mr_inputs_of(a.p, PART);
     if (fits && rows.k > 2 * MR_RING_INPUTS) {
         mr_stage_rows(a, st, from, rows.map, rows.k);
-        mr_multiply_part<T, NT, PART, true>(a, st, s, rows);
+        mr_multiply_part<T, NT, PART, CODED, true>(a, st, s, rows);
     } else {
-        mr_multiply_part<T, NT, PART, false>(a, st, s, rows);
+        mr_multiply_part<T, NT, PART, CODED, false>(a, st, s, rows);
     }
 }
 
@@ -68,76 +70,40 @@ struct mr_duties {
     uint32_t pieces; /* of attention, of all blocks */
 };
 
-template <typename T, int NT>
-__device__ static inline void mr_run_qkv(const mr_decode_args &a, mr_decode_state &st,
-                                         const mr_duties &d, const mr_cuda_decode_layer &l)
+/* A product of the stream's norm, for which `before` has left what it takes. */
+template <typename T, int NT, int PART, bool CODED>
+__device__ static inline void mr_run_normed(const mr_decode_args &a, mr_decode_state &st,
+                                            const mr_share &s, uint32_t before)
 {
-    if (d.qkv.begin == d.qkv.end) {
+    if (s.begin == s.end) {
         return;
     }
-    mr_gains g;
-    mr_load_gains(a, l.attention_gain, g);
-    MR_MARK(12);
-    if (st.layer > 0) {
-        mr_await(a, st, MR_PART_DOWN, mr_workers(a, MR_PART_DOWN, 0), st.layer);
-    }
-    MR_MARK(0);
-    mr_norm_stream<T>(a, st, g);
-    MR_MARK(1);
+    mr_ask_ahead<PART>(a, st, s);
+    mr_await(a, st, before, mr_workers(a, before, 0), st.layer + 1);
+    MR_MARK(PART == MR_PART_QKV ? 0 : 7);
+    mr_stage_normed<T>(a, st);
+    MR_MARK(PART == MR_PART_QKV ? 1 : 8);
     const mr_rows rows = {nullptr, nullptr, a.p.width};
-    mr_multiply_part<T, NT, MR_PART_QKV, true>(a, st, d.qkv, rows);
-    mr_arrive(a, MR_PART_QKV);
-    MR_MARK(2);
+    mr_multiply_part<T, NT, PART, CODED, true>(a, st, s, rows);
+    mr_arrive(a, PART);
+    MR_MARK(PART == MR_PART_QKV ? 2 : 9);
 }
 
-template <typename T, int NT>
-__device__ static inline void mr_run_out(const mr_decode_args &a, mr_decode_state &st,
-                                         const mr_duties &d)
+/* A product that is added to the stream. */
+template <typename T, int NT, int PART, bool CODED>
+__device__ static inline void mr_run_added(const mr_decode_args &a, mr_decode_state &st,
+                                           const mr_duties &d, uint32_t before)
 {
     if (d.out.begin == d.out.end) {
         return;
     }
-    mr_await(a, st, MR_PART_ATTEND, mr_workers(a, MR_PART_ATTEND, d.pieces), st.layer + 1);
-    MR_MARK(5);
-    mr_multiply_stored<T, NT, MR_PART_OUT>(a, st, d.out, a.p.att, true);
-    mr_arrive(a, MR_PART_OUT);
-    MR_MARK(6);
-}
-
-template <typename T, int NT>
-__device__ static inline void mr_run_gated(const mr_decode_args &a, mr_decode_state &st,
-                                           const mr_duties &d, const mr_cuda_decode_layer &l)
-{
-    if (st.layer + 1 == a.p.n_layers && a.p.logit_rows != 0) {
-        st.stream = a.p.last_stream;
-    }
-    if (d.gated.begin == d.gated.end) {
-        return;
-    }
-    mr_gains g;
-    mr_load_gains(a, l.gated_gain, g);
-    mr_await(a, st, MR_PART_OUT, mr_workers(a, MR_PART_OUT, 0), st.layer + 1);
-    MR_MARK(7);
-    mr_norm_stream<T>(a, st, g);
-    MR_MARK(8);
-    const mr_rows rows = {nullptr, nullptr, a.p.width};
-    mr_multiply_part<T, NT, MR_PART_GATED, true>(a, st, d.gated, rows);
-    mr_arrive(a, MR_PART_GATED);
-    MR_MARK(9);
-}
-
-template <typename T, int NT>
-__device__ static inline void mr_run_down(const mr_decode_args &a, mr_decode_state &st,
-                                          const mr_duties &d)
-{
-    if (d.out.begin == d.out.end) {
-        return;
-    }
-    mr_await(a, st, MR_PART_GATED, mr_workers(a, MR_PART_GATED, 0), st.layer + 1);
-    MR_MARK(10);
-    mr_multiply_stored<T, NT, MR_PART_DOWN>(a, st, d.out, a.p.act, a.down_staged);
-    mr_arrive(a, MR_PART_DOWN);
-    MR_MARK(11);
+    mr_ask_ahead<PART>(a, st, d.out);
+    mr_await(a, st, before, mr_workers(a, before, d.pieces), st.layer + 1);
+    MR_MARK(PART == MR_PART_OUT ? 5 : 10);
+    mr_multiply_stored<T, NT, PART, CODED>(a, st, d.out, PART == MR_PART_OUT ? a.p.att : a.p.act,
+                                           PART == MR_PART_OUT || a.down_staged);
+    mr_arrive(a, PART);
+    MR_MARK(PART == MR_PART_OUT ? 6 : 11);
 }
 
 /* Whoever leaves last makes the counters what the next launch needs. A block for which something
@@ -159,7 +125,7 @@ __device__ static inline void mr_leave(const mr_decode_args &a, const mr_decode_
     }
 }
 
-template <typename T, int D, int NT>
+template <typename T, int D, int NT, bool CODED>
 __device__ static inline void mr_compute(const mr_decode_args &a, mr_decode_state &st)
 {
     mr_duties d;
@@ -168,19 +134,21 @@ __device__ static inline void mr_compute(const mr_decode_args &a, mr_decode_stat
     d.gated = mr_share_of(a.p, MR_PART_GATED);
     d.pieces = mr_work_count(a);
     mr_find_work(a, blockIdx.x, d.pieces, d.work);
-    mr_load_own(a, st, d.out);
+    if (d.out.begin < d.out.end) {
+        mr_load_own<T>(a, st, d.out);
+        mr_arrive(a, MR_PART_DOWN);
+    }
     MR_MARK(13);
     for (st.layer = 0; st.layer < a.p.n_layers; st.layer++) {
-        const mr_cuda_decode_layer l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers)[st.layer];
-        mr_run_qkv<T, NT>(a, st, d, l);
+        mr_run_normed<T, NT, MR_PART_QKV, CODED>(a, st, d.qkv, MR_PART_DOWN);
         if (d.work.runs) {
-            mr_attend_all<T, D>(a, st, l, d.work, d.pieces, mr_workers(a, MR_PART_QKV, 0));
+            mr_attend_all<T, D>(a, st, d.work, d.pieces, mr_workers(a, MR_PART_QKV, 0));
             mr_arrive(a, MR_PART_ATTEND);
             MR_MARK(4);
         }
-        mr_run_out<T, NT>(a, st, d);
-        mr_run_gated<T, NT>(a, st, d, l);
-        mr_run_down<T, NT>(a, st, d);
+        mr_run_added<T, NT, MR_PART_OUT, CODED>(a, st, d, MR_PART_ATTEND);
+        mr_run_normed<T, NT, MR_PART_GATED, CODED>(a, st, d.gated, MR_PART_OUT);
+        mr_run_added<T, NT, MR_PART_DOWN, CODED>(a, st, d, MR_PART_GATED);
     }
     mr_leave(a, st);
     MR_MARKS_OUT();
@@ -197,7 +165,7 @@ static __host__ __device__ inline uint32_t mr_own_bytes(const mr_decode_args &a)
     return (a.p.rows * a.own_width * 4 + 127) / 128 * 128;
 }
 
-template <typename T, int D, int NT>
+template <typename T, int D, int NT, bool CODED>
 __global__ static void __launch_bounds__(THREADS, 1)
     mr_decode_kernel(const __grid_constant__ mr_decode_args a)
 {
@@ -210,8 +178,8 @@ __global__ static void __launch_bounds__(THREADS, 1)
     uint32_t at = a.act_bytes;
     st.sums = reinterpret_cast<float *>(shared + at);
     at += mr_sums_bytes(NT);
-    st.scratch = reinterpret_cast<float *>(shared + at);
-    at += MR_DECODE_NORMS * 32 * 4;
+    st.scales = reinterpret_cast<float *>(shared + at);
+    at += MR_DECODE_ROWS * 4;
     st.own = reinterpret_cast<float *>(shared + at);
     at += mr_own_bytes(a);
     st.ring.bars = st.act_at + at;
@@ -220,7 +188,6 @@ __global__ static void __launch_bounds__(THREADS, 1)
     st.ring.slot = 0;
     st.ring.parity = 0;
     st.arrived = &arrived;
-    st.stream = a.p.stream;
     st.pitch = 0;
     st.waits = true;
 #ifdef MR_DECODE_LAB
@@ -234,10 +201,12 @@ __global__ static void __launch_bounds__(THREADS, 1)
     }
     __syncthreads();
     if (threadIdx.x >= MR_DECODE_TAKERS) {
-        mr_feed(a, st.ring);
+        if (threadIdx.x == MR_DECODE_TAKERS) {
+            mr_feed(a, st.ring);
+        }
         return;
     }
-    mr_compute<T, D, NT>(a, st);
+    mr_compute<T, D, NT, CODED>(a, st);
 #endif
 }
 
@@ -265,8 +234,8 @@ static bool lay_out(const mr_cuda_context *context, mr_decode_args *a, uint32_t 
     act = a->down_staged ? larger(act, down) : act;
     a->act_bytes = (act + 127) / 128 * 128;
     a->own_width = mr_ceil_div(p->width / MR_DECODE_TILE, blocks) * MR_DECODE_TILE;
-    const uint32_t fixed = a->act_bytes + mr_sums_bytes(static_cast<int>(nt)) +
-                           MR_DECODE_NORMS * 32 * 4 + mr_own_bytes(*a) + 128;
+    const uint32_t fixed = a->act_bytes + mr_sums_bytes(static_cast<int>(nt)) + MR_DECODE_ROWS * 4 +
+                           mr_own_bytes(*a) + 128;
     if (fixed + 4 * (MR_RING_SLOT + 16) > most) {
         return false;
     }
@@ -275,14 +244,15 @@ static bool lay_out(const mr_cuda_context *context, mr_decode_args *a, uint32_t 
     return true;
 }
 
-template <typename T, int D, int NT> static int launch(mr_cuda_context *context, mr_decode_args *a)
+template <typename T, int D, int NT, bool CODED>
+static int launch(mr_cuda_context *context, mr_decode_args *a)
 {
     uint32_t bytes = 0;
     if (!lay_out(context, a, NT, &bytes)) {
         return cudaErrorInvalidValue;
     }
     const cudaError_t code =
-        cudaFuncSetAttribute(mr_decode_kernel<T, D, NT>,
+        cudaFuncSetAttribute(mr_decode_kernel<T, D, NT, CODED>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     if (code != cudaSuccess) {
         return code;
@@ -298,7 +268,7 @@ template <typename T, int D, int NT> static int launch(mr_cuda_context *context,
     config.stream = context->stream;
     config.attrs = &attribute;
     config.numAttrs = 1;
-    return cudaLaunchKernelEx(&config, mr_decode_kernel<T, D, NT>, *a);
+    return cudaLaunchKernelEx(&config, mr_decode_kernel<T, D, NT, CODED>, *a);
 }
 
 static mr_decode_args args_of(const mr_cuda_decode *p)
@@ -306,44 +276,50 @@ static mr_decode_args args_of(const mr_cuda_decode *p)
     mr_decode_args a = {};
     a.p = *p;
     a.shift = (p->block_size & (p->block_size - 1)) == 0 ? __builtin_ctz(p->block_size) : -1;
-    a.ahead = 8;
+    a.codes = p->weight_type == MR_DTYPE_F8_E4M3 ? 2 : 1;
     return a;
+}
+
+/* Rows that fit so that the ring still is worth having. */
+static bool takes(const mr_cuda_context *context, mr_decode_args *a, uint32_t rows)
+{
+    uint32_t bytes = 0;
+    a->p.rows = rows;
+    return lay_out(context, a, rows > FEW ? MR_DECODE_ROWS / FEW : 1, &bytes) && a->slots >= 6;
 }
 
 uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
 {
     const cudaDeviceProp &have = context->properties;
-    const uint32_t inner = p->heads * p->head_width;
+    mr_decode_args a = args_of(p);
+    const uint32_t unit = MR_RING_BLOCK * a.codes;
+    const bool coded = p->weight_type == MR_DTYPE_F8_E4M3;
     const bool fits = have.major == 9 && have.cooperativeLaunch != 0 && p->kv_type == p->type &&
                       (p->type == MR_DTYPE_F16 || p->type == MR_DTYPE_BF16) &&
+                      (coded ? p->type == MR_DTYPE_BF16 : p->weight_type == p->type) &&
                       (p->head_width == 64 || p->head_width == 128) &&
-                      p->heads / p->kv_heads <= MR_PACKED_HEADS && p->width <= MR_DECODE_WIDTH &&
-                      p->width % MR_RING_BLOCK == 0 && inner % MR_RING_BLOCK == 0 &&
-                      p->ffn % MR_RING_BLOCK == 0;
-    if (!fits) {
+                      p->heads / p->kv_heads <= MR_PACKED_HEADS && p->width % unit == 0 &&
+                      p->heads * p->head_width % unit == 0 && p->ffn % unit == 0;
+    if (!fits || !takes(context, &a, FEW)) {
         return 0;
     }
-    mr_decode_args a = args_of(p);
-    uint32_t bytes = 0;
-    a.p.rows = FEW;
-    return lay_out(context, &a, 1, &bytes) ? FEW : 0;
+    return !coded && p->width <= NARROW && takes(context, &a, MR_DECODE_ROWS) ? MR_DECODE_ROWS
+                                                                              : FEW;
 }
 
-/* How slots of weight [n][k] are copied: as [k / 64][n][64]. */
-static bool make_map(PFN_cuTensorMapEncodeTiled_v12000 encode, mr_dtype type, mr_cuda_ptr weight,
-                     uint32_t n, uint32_t k, void *out)
+/* How slots of weight [n][k] are copied: as [k / 64][n][64]. Elements are whatever has 2 bytes. */
+static bool make_map(PFN_cuTensorMapEncodeTiled_v12000 encode, mr_cuda_ptr weight, uint32_t n,
+                     uint32_t k, void *out)
 {
     const cuuint64_t sizes[3] = {MR_RING_BLOCK, n, k / MR_RING_BLOCK};
     const cuuint64_t strides[2] = {static_cast<cuuint64_t>(k) * 2, MR_RING_LINE};
     const cuuint32_t box[3] = {MR_RING_BLOCK, MR_RING_TILE, MR_RING_INPUTS / MR_RING_BLOCK};
     const cuuint32_t steps[3] = {1, 1, 1};
     CUtensorMap map;
-    const CUresult code = encode(
-        &map,
-        type == MR_DTYPE_F16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16,
-        3, mr_at<void>(weight), sizes, strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE,
-        CU_TENSOR_MAP_SWIZZLE_NONE, CU_TENSOR_MAP_L2_PROMOTION_L2_256B,
-        CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    const CUresult code =
+        encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, mr_at<void>(weight), sizes, strides, box,
+               steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+               CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     memcpy(out, &map, sizeof(map));
     return code == CUDA_SUCCESS;
 }
@@ -364,27 +340,34 @@ int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
     const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
     const uint32_t inner = p->heads * p->head_width;
     const uint32_t qkv = inner + 2 * p->kv_heads * p->head_width;
+    const uint32_t codes = args_of(p).codes;
     bool made = true;
     for (uint32_t i = 0; made && i < p->n_layers; i++) {
         mr_cuda_decode_layer *l = &layers[i];
-        made = make_map(encode, p->type, l->qkv, qkv, p->width, l->maps[0]) &&
-               make_map(encode, p->type, l->out, p->width, inner, l->maps[1]) &&
-               make_map(encode, p->type, l->gate_up, 2 * p->ffn, p->width, l->maps[2]) &&
-               make_map(encode, p->type, l->down, p->width, p->ffn, l->maps[3]);
+        made = make_map(encode, l->qkv, qkv, p->width / codes, l->maps[0]) &&
+               make_map(encode, l->out, p->width, inner / codes, l->maps[1]) &&
+               make_map(encode, l->gate_up, 2 * p->ffn, p->width / codes, l->maps[2]) &&
+               make_map(encode, l->down, p->width, p->ffn / codes, l->maps[3]);
     }
     return made ? 0 : cudaErrorInvalidValue;
 }
 
-template <typename T, int NT> static int choose_width(mr_cuda_context *context, mr_decode_args *a)
+template <typename T, int NT, bool CODED>
+static int choose_width(mr_cuda_context *context, mr_decode_args *a)
 {
-    return a->p.head_width == 64 ? launch<T, 64, NT>(context, a) : launch<T, 128, NT>(context, a);
+    return a->p.head_width == 64 ? launch<T, 64, NT, CODED>(context, a)
+                                 : launch<T, 128, NT, CODED>(context, a);
+}
+
+template <typename T> static int choose_rows(mr_cuda_context *context, mr_decode_args *a)
+{
+    return a->p.rows > FEW ? choose_width<T, MR_DECODE_ROWS / FEW, false>(context, a)
+                           : choose_width<T, 1, false>(context, a);
 }
 
 #ifdef MR_DECODE_LAB
 extern "C" __attribute__((visibility("default"))) uint32_t mr_decode_skip;
-extern "C" __attribute__((visibility("default"))) uint32_t mr_decode_ahead;
 uint32_t mr_decode_skip;
-uint32_t mr_decode_ahead;
 #endif
 
 int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p)
@@ -392,10 +375,14 @@ int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p)
     mr_decode_args a = args_of(p);
 #ifdef MR_DECODE_LAB
     a.skip = mr_decode_skip;
-    a.ahead = mr_decode_ahead;
-    return p->rows > 8 ? choose_width<__nv_bfloat16, 4>(context, &a)
-                       : choose_width<__nv_bfloat16, 1>(context, &a);
 #endif
-    return p->type == MR_DTYPE_F16 ? choose_width<__half, 1>(context, &a)
-                                   : choose_width<__nv_bfloat16, 1>(context, &a);
+    if (a.codes == 2) {
+        return choose_width<__nv_bfloat16, 1, true>(context, &a);
+    }
+#ifndef MR_DECODE_LAB
+    if (p->type == MR_DTYPE_F16) {
+        return choose_rows<__half>(context, &a);
+    }
+#endif
+    return choose_rows<__nv_bfloat16>(context, &a);
 }

@@ -86,11 +86,10 @@ __device__ static inline void mr_copy_slot(uint32_t to, const void *map, uint32_
                  : "memory");
 }
 
-__device__ static inline void mr_prefetch_slot(const void *map, uint32_t input, uint32_t output)
+/* Asks for contiguous bytes into the second cache. */
+__device__ static inline void mr_ask_for(const void *from, uint32_t bytes)
 {
-    asm volatile("cp.async.bulk.prefetch.tensor.3d.L2.global.tile [%0, {%1, %2, %3}];" ::"l"(map),
-                 "r"(0), "r"(output), "r"(input / MR_RING_BLOCK)
-                 : "memory");
+    asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(from), "r"(bytes) : "memory");
 }
 
 /* Weights pass by once. */

@@ -10,8 +10,7 @@
 #define MR_DECODE_WARPS  MR_PACKED_WARPS
 #define MR_DECODE_TAKERS (MR_DECODE_WARPS * 32)
 #define MR_DECODE_TILE   MR_RING_TILE
-#define MR_DECODE_WIDTH  4096 /* most of the stream */
-#define MR_DECODE_NORMS  4    /* rows that are normalised together */
+#define MR_DECODE_ROWS   32 /* at most */
 
 /* The parts of a layer; whoever has work in one waits for all who had in the part before. */
 enum mr_decode_part {
@@ -28,7 +27,7 @@ struct mr_decode_args {
     uint32_t slots;
     uint32_t act_bytes; /* shared memory of rows and of attention */
     uint32_t own_width; /* columns of the stream that a block has, at most */
-    uint32_t ahead;     /* slots behind the ring that are asked into the second cache */
+    uint32_t codes;     /* of weights in 2 bytes: 1 of `type`, 2 of F8_E4M3 */
     bool down_staged;   /* the rows of the last product fit into shared memory */
     int32_t shift;      /* block_size = 1 << shift, or −1 */
 #ifdef MR_DECODE_LAB
@@ -110,10 +109,9 @@ struct mr_decode_state {
     uint32_t act_at; /* its shared address */
     uint32_t pitch;  /* bytes */
     float *sums;     /* [2][WARPS][NT][TILE][8] */
-    float *scratch;  /* [NORMS][32] */
+    float *scales;   /* [rows] of the norm in front */
     float *own;      /* [rows][own_width]: this block's columns of the stream */
     uint32_t *arrived;
-    mr_cuda_ptr stream;
     uint32_t layer;
     bool waits; /* nothing has taken too long */
 };

@@ -30,6 +30,8 @@ static void open_fixture(fixture *f, const tiny_dims *dims, mr_dtype compute, mr
         .api = fake_api(),
     };
     mr_exec_options exec = tiny_options();
+    exec.max_seqs = 8;
+    exec.n_blocks = 1 + exec.max_seqs * (exec.max_context / exec.block_size);
     exec.kv_dtype = kv;
     exec.keep_logits = false;
     tiny_plan_create(dims, &f->tiny);
@@ -156,6 +158,47 @@ static void test_rows_are_rounded_for_many(void **state)
     close_fixture(&f);
 }
 
+/* Layers in one launch: their codes and the scales of each product. */
+static void test_layers_with_codes_are_one_launch(void **state)
+{
+    (void)state;
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    fixture f;
+    fake.decode_rows = 8;
+    open_fixture(&f, &dims, MR_DTYPE_BF16, MR_DTYPE_BF16);
+    feed(&f, 1);
+    assert_int_equal(fake_count("decode"), 1);
+    assert_int_equal(fake_count("linear"), 1); /* the vocabulary's */
+    assert_int_equal(fake.decoded.weight_type, MR_DTYPE_F8_E4M3);
+    const mr_cuda_weights *w = (const mr_cuda_weights *)f.session.weights;
+    const mr_cuda_decode_layer *layers =
+        (const mr_cuda_decode_layer *)(uintptr_t)fake.decoded.layers;
+    for (uint32_t i = 0; i < 2; i++) {
+        const tiny_layer *l = &f.tiny.layers[i];
+        const mr_weight_id ids[] = {l->q, l->o, l->gate, l->down};
+        const mr_cuda_ptr weights[] = {layers[i].qkv, layers[i].out, layers[i].gate_up,
+                                       layers[i].down};
+        for (uint32_t j = 0; j < 4; j++) {
+            assert_int_equal(layers[i].scales[j], mr_cuda_weight_scales(w, ids[j]));
+            assert_int_equal(weights[j], mr_cuda_weight_at(w, ids[j]));
+        }
+    }
+    /* Of eight rows the separate product would leave the scales to the norm behind it. */
+    static const int32_t token[1] = {1};
+    mr_step_output out;
+    mr_batch_reset(f.session.storage);
+    for (uint32_t slot = 0; slot < 8; slot++) {
+        tiny_feed(&f.session, slot, token, 1, 1, true);
+    }
+    fake_clear_trace();
+    tiny_run(&f.session, &out);
+    assert_int_equal(fake_count("decode"), 1);
+    assert_int_equal(fake_count("norm"), 1);
+    assert_int_equal(fake.norms[0].raw.row, 0);
+    close_fixture(&f);
+}
+
 /* Where somebody else would read the product, it has its scales: biases, float16. */
 static void test_products_with_biases_are_not_raw(void **state)
 {
@@ -232,6 +275,7 @@ int main(void)
         cmocka_unit_test_setup(test_codes_and_scales_lie_as_products_read_them, setup),
         cmocka_unit_test_setup(test_who_keeps_codes, setup),
         cmocka_unit_test_setup(test_rows_are_rounded_for_many, setup),
+        cmocka_unit_test_setup(test_layers_with_codes_are_one_launch, setup),
         cmocka_unit_test_setup(test_products_with_biases_are_not_raw, setup),
         cmocka_unit_test_setup(test_scales_of_the_checkpoint_are_taken, setup),
         cmocka_unit_test_setup(test_planes_of_one_byte, setup),
