@@ -220,7 +220,8 @@ MR_MUST_USE mr_status mr_cuda_sizes_get(const mr_cuda_backend *backend, const mr
                                         const mr_dtype *types, const mr_exec_options *options,
                                         mr_cuda_sizes *out, mr_error *err);
 /* Whether prompt attention takes the plan's heads; else all attention is split. */
-bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan, mr_dtype kv_dtype);
+bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan,
+                         const mr_exec_options *o);
 
 /* Tokens of a graph that a decode step of `tokens` runs in; 0: none, it is too large. */
 uint32_t mr_cuda_bucket(uint32_t tokens);

@@ -134,10 +134,14 @@ void mr_cuda_stage_lay_out(const mr_cuda_counts *c, uint32_t kv_groups, mr_cuda_
 
 /* ---- sizes ---- */
 
-bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan, mr_dtype kv_dtype)
+bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan,
+                         const mr_exec_options *o)
 {
+    /* Rows of a piece with scales lie at multiples of 16 bytes only with such blocks. */
+    const bool codes =
+        o->kv_dtype == MR_DTYPE_F8_E4M3 || (o->kv_dtype == MR_DTYPE_I8 && o->block_size % 4 == 0);
     return !backend->batch_invariant && backend->compute != MR_DTYPE_F32 &&
-           (kv_dtype == backend->compute || mr_cuda_size(kv_dtype) == 1) &&
+           (o->kv_dtype == backend->compute || codes) &&
            (plan->kv.head_width == 64 || plan->kv.head_width == 128);
 }
 
@@ -160,7 +164,7 @@ static mr_status size_counts(const mr_cuda_backend *backend, const mr_plan *plan
     s->max_blocks = (o->max_context - 1) / o->block_size + 1;
     s->max_splits = (o->max_context - 1) / MR_CUDA_SPLIT_KEYS + 1;
     uint64_t split_tokens = o->max_tokens;
-    if (mr_cuda_takes_tiles(backend, plan, o->kv_dtype)) {
+    if (mr_cuda_takes_tiles(backend, plan, o)) {
         split_tokens = mr_min_u64(split_tokens, (uint64_t)o->max_seqs * MR_CUDA_SPLIT_TOKENS);
     }
     const uint64_t items = split_tokens * s->max_splits;

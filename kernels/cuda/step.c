@@ -36,7 +36,7 @@ static bool is_tiled(const mr_cuda_exec *exec, const mr_batch *batch, uint32_t s
     const uint32_t begin = batch->seq_start[seq];
     const uint32_t end = batch->seq_start[seq + 1];
     if (end - begin <= MR_CUDA_SPLIT_TOKENS ||
-        !mr_cuda_takes_tiles(exec->backend, exec->plan, exec->options.kv_dtype)) {
+        !mr_cuda_takes_tiles(exec->backend, exec->plan, &exec->options)) {
         return false;
     }
     for (uint32_t t = begin + 1; t < end; t++) {
