@@ -24,16 +24,10 @@
 #include <cudaTypedefs.h>
 
 #define THREADS (MR_DECODE_TAKERS + 32)
-#define FEW     8    /* rows of one product */
-#define NARROW  1024 /* streams up to this are taken with more rows: weights are not all there is  \
-                      */
-
-/* Rows of the last layer's second half, as rows of the first. */
-__device__ static inline const uint32_t *mr_map_of(const mr_decode_args &a,
-                                                   const mr_decode_state &st)
-{
-    return st.layer + 1 == a.p.n_layers ? mr_ptr<const uint32_t>(a.p.logit_rows) : nullptr;
-}
+#define FEW     8 /* rows of one product */
+#define NARROW                                                                                     \
+    1024 /* streams up to this are taken with more rows: weights are not all there is              \
+          */
 
 /* Product of rows that another part has left in memory: through shared memory, unless they are so
  * short that they are read but once or so many that they do not fit. */
@@ -51,14 +45,6 @@ __device__ static inline void mr_multiply_stored(const mr_decode_args &a, mr_dec
     } else {
         mr_multiply_part<T, NT, PART, CODED, false>(a, st, s, rows);
     }
-}
-
-/* Blocks that have any of a part. */
-__device__ static inline uint32_t mr_workers(const mr_decode_args &a, uint32_t part,
-                                             uint32_t pieces)
-{
-    return min(gridDim.x,
-               part == MR_PART_ATTEND ? pieces : mr_outputs_of(a.p, part) / MR_DECODE_TILE);
 }
 
 /* What a block does in every layer. */
@@ -104,25 +90,6 @@ __device__ static inline void mr_run_added(const mr_decode_args &a, mr_decode_st
                                            PART == MR_PART_OUT || a.down_staged);
     mr_arrive(a, PART);
     MR_MARK(PART == MR_PART_OUT ? 6 : 11);
-}
-
-/* Whoever leaves last makes the counters what the next launch needs. A block for which something
- * has taken too long spoils all rows: sampling reports them. */
-__device__ static inline void mr_leave(const mr_decode_args &a, const mr_decode_state &st)
-{
-    if (!st.waits) {
-        for (uint32_t row = 0; row < a.p.rows; row++) {
-            mr_ptr<uint16_t>(a.p.last)[static_cast<size_t>(row) * a.p.width] = 0xffff;
-        }
-    }
-    if (threadIdx.x == 0) {
-        uint32_t *left = mr_counter_of(a, MR_PARTS);
-        if (atomicAdd(left, 1) == gridDim.x - 1) {
-            for (uint32_t part = 0; part <= MR_PARTS; part++) {
-                *mr_counter_of(a, part) = 0;
-            }
-        }
-    }
 }
 
 template <typename T, int D, int NT, bool CODED>

@@ -166,4 +166,38 @@ __device__ static inline void mr_await(const mr_decode_args &a, mr_decode_state 
     mr_meet_block();
 }
 
+/* Blocks that have any of a part. */
+__device__ static inline uint32_t mr_workers(const mr_decode_args &a, uint32_t part,
+                                             uint32_t pieces)
+{
+    return min(gridDim.x,
+               part == MR_PART_ATTEND ? pieces : mr_outputs_of(a.p, part) / MR_DECODE_TILE);
+}
+
+/* Whoever leaves last makes the counters what the next launch needs. A block for which something
+ * has taken too long spoils all rows: sampling reports them. */
+__device__ static inline void mr_leave(const mr_decode_args &a, const mr_decode_state &st)
+{
+    if (!st.waits) {
+        for (uint32_t row = 0; row < a.p.rows; row++) {
+            mr_ptr<uint16_t>(a.p.last)[static_cast<size_t>(row) * a.p.width] = 0xffff;
+        }
+    }
+    if (threadIdx.x == 0) {
+        uint32_t *left = mr_counter_of(a, MR_PARTS);
+        if (atomicAdd(left, 1) == gridDim.x - 1) {
+            for (uint32_t part = 0; part <= MR_PARTS; part++) {
+                *mr_counter_of(a, part) = 0;
+            }
+        }
+    }
+}
+
+/* Rows of the last layer's second half, as rows of the first. */
+__device__ static inline const uint32_t *mr_map_of(const mr_decode_args &a,
+                                                   const mr_decode_state &st)
+{
+    return st.layer + 1 == a.p.n_layers ? mr_ptr<const uint32_t>(a.p.logit_rows) : nullptr;
+}
+
 #endif
