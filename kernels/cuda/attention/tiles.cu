@@ -41,10 +41,16 @@ template <typename T> __device__ static inline uint4 mr_times(uint4 x, float sca
     return y.v;
 }
 
-/* Starts the copies of KEYS keys and values from `first` on; what lies behind `end` becomes 0. */
+/* Keys that some row of the tile sees. Others may hold anything, and 0 times a NaN is none. */
+struct mr_seen_keys {
+    uint32_t begin;
+    uint32_t end;
+};
+
+/* Starts the copies of KEYS keys and values from `first` on; what no row sees becomes 0. */
 template <int D>
 __device__ static inline void mr_fetch(const mr_tiles_args &a, const uint32_t *table, uint32_t g,
-                                       uint32_t first, uint32_t end, uint32_t to)
+                                       uint32_t first, mr_seen_keys seen, uint32_t to)
 {
     constexpr uint32_t CHUNKS = D / 8;
     const uint32_t size = a.p.kv.block_size;
@@ -54,7 +60,7 @@ __device__ static inline void mr_fetch(const mr_tiles_args &a, const uint32_t *t
 #pragma unroll
     for (uint32_t r = threadIdx.x / CHUNKS; r < KEYS; r += THREADS / CHUNKS) {
         const uint32_t key = first + r;
-        const bool there = key < end;
+        const bool there = key >= seen.begin && key < seen.end;
         size_t from = 0;
         if (there) {
             const uint32_t index = a.shift >= 0 ? key >> a.shift : key / size;
@@ -70,7 +76,8 @@ __device__ static inline void mr_fetch(const mr_tiles_args &a, const uint32_t *t
  * next barrier. */
 template <typename T, int D, bool I8>
 __device__ static inline void mr_fetch_codes(const mr_tiles_args &a, const uint32_t *table,
-                                             uint32_t g, uint32_t first, uint32_t end, uint32_t to)
+                                             uint32_t g, uint32_t first, mr_seen_keys seen,
+                                             uint32_t to)
 {
     constexpr uint32_t CHUNKS = D / 8;
     const uint32_t size = a.p.kv.block_size;
@@ -81,8 +88,8 @@ __device__ static inline void mr_fetch_codes(const mr_tiles_args &a, const uint3
 #pragma unroll 4
     for (uint32_t r = threadIdx.x / CHUNKS; r < KEYS; r += THREADS / CHUNKS) {
         const uint32_t key = first + r;
-        const bool there = key < end;
-        const uint32_t at = there ? key : first;
+        const bool there = key >= seen.begin && key < seen.end;
+        const uint32_t at = there ? key : seen.begin;
         const uint32_t index = a.shift >= 0 ? at >> a.shift : at / size;
         const uint32_t row = (table[index] * a.p.kv.heads + g) * size + (at - index * size);
 #pragma unroll
@@ -102,14 +109,15 @@ __device__ static inline void mr_fetch_codes(const mr_tiles_args &a, const uint3
 /* Keys and values from `first` on, as they are stored. */
 template <typename T, int D, bool CODES>
 __device__ static inline void mr_fetch_any(const mr_tiles_args &a, const uint32_t *table,
-                                           uint32_t g, uint32_t first, uint32_t end, uint32_t to)
+                                           uint32_t g, uint32_t first, mr_seen_keys seen,
+                                           uint32_t to)
 {
     if (!CODES) {
-        mr_fetch<D>(a, table, g, first, end, to);
+        mr_fetch<D>(a, table, g, first, seen, to);
     } else if (a.p.kv.type == MR_DTYPE_I8) {
-        mr_fetch_codes<T, D, true>(a, table, g, first, end, to);
+        mr_fetch_codes<T, D, true>(a, table, g, first, seen, to);
     } else {
-        mr_fetch_codes<T, D, false>(a, table, g, first, end, to);
+        mr_fetch_codes<T, D, false>(a, table, g, first, seen, to);
     }
 }
 
@@ -335,14 +343,14 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_tiles_kernel(m
     const mr_cuda_tile tile = a.tiles[gridDim.y - 1 - blockIdx.y];
     const uint32_t first_position = a.positions[tile.token];
     const uint32_t end = first_position + tile.count; /* keys there are */
-    const uint32_t from = a.p.window > 0 && first_position >= a.p.window
-                              ? (first_position - a.p.window + 1) / KEYS * KEYS
-                              : 0;
+    const bool bounded = a.p.window > 0 && first_position >= a.p.window;
+    const mr_seen_keys seen = {bounded ? first_position - a.p.window + 1 : 0, end};
+    const uint32_t from = seen.begin / KEYS * KEYS;
     const uint32_t *table =
         a.block_tables + static_cast<size_t>(a.token_slot[tile.token]) * a.p.max_blocks;
 
     mr_fetch_queries<T, D>(a, tile, head, queries);
-    mr_fetch_any<T, D, CODES>(a, table, g, from, end, stages);
+    mr_fetch_any<T, D, CODES>(a, table, g, from, seen, stages);
     mr_commit();
     float out[PARTS][D / 8][4] = {};
     mr_tile_rows rows;
@@ -359,7 +367,8 @@ __global__ static void __launch_bounds__(THREADS, 2) mr_attention_tiles_kernel(m
     uint32_t stage = 0;
     for (uint32_t first = from; first < end; first += KEYS, stage ^= 1) {
         if (first + KEYS < end) {
-            mr_fetch_any<T, D, CODES>(a, table, g, first + KEYS, end, stages + (stage ^ 1) * STAGE);
+            mr_fetch_any<T, D, CODES>(a, table, g, first + KEYS, seen,
+                                      stages + (stage ^ 1) * STAGE);
         }
         mr_commit();
         mr_wait_copies<1>();
