@@ -342,7 +342,8 @@ static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *liste
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t started = mr_clock_now(&clock);
     mr_server *server = watch->server;
-    mr_runtime_options options = {.model_path = path, .with_engine = true, .failed = mr_server_news(server)};
+    mr_runtime_options options = {
+        .model_path = path, .with_engine = true, .failed = mr_server_news(server)};
     mr_runtime *runtime = NULL;
     mr_sharing *sharing = NULL;
     int status = mr_command_open_runtime(config, &options, &runtime);

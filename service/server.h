@@ -90,9 +90,9 @@ void mr_server_force(mr_server *server);
 /* Wakes mr_server_run, which looks at the engine then: set when the device fails. Lives as long as
  * the server. */
 mr_event *mr_server_news(mr_server *server);
-/* Does what is asked for, leaves when the device has failed, and tells who watches the health when the engine stalls, until the server
- * has left. False when calls are left that nothing could end: their memory is in use, so the
- * process can only be ended. One thread. */
+/* Does what is asked for, leaves when the device has failed, and tells who watches the health when
+ * the engine stalls, until the server has left. False when calls are left that nothing could end:
+ * their memory is in use, so the process can only be ended. One thread. */
 MR_MUST_USE bool mr_server_run(mr_server *server);
 /* Leaves at once if it has not. */
 void mr_server_destroy(mr_server *server);
