@@ -39,8 +39,8 @@ def fp8(bundle, pairs):
 
 def closed_loop(bundle, shape, concurrency, waves, prompt, output, pairs):
     """So many requests at a time, from the program's own client; a wave before makes graphs and products ready."""
-    sets = ["load_format=random", f"max_batch_size={concurrency}", f"max_queue_requests={2 * concurrency}",
-            f"max_seq_length={prompt + output + 16}", *pairs]
+    sets = ["load_format=random", "enable_prefix_caching=false", f"max_batch_size={concurrency}",
+            f"max_queue_requests={2 * concurrency}", f"max_seq_length={prompt + output + 16}", *pairs]
     with Server(bundle / "bin" / "millrace", shape_dir(shape), sets, port=18002) as server:
         warm = server.load(concurrency, prompt + 1, min(output, 64), timeout=200)
         result = server.load(waves * concurrency, prompt, output, concurrency, timeout=400)

@@ -22,8 +22,8 @@ from gpu_tools import Server, model_config, say, shape_dir
 CASES = {
     "one": (1, 128, 64, "articles: 8 to 42 tokens/s, 1800 to 620 ms"),
     "32": (32, 128, 64, "articles: 4 to 6 times"),
-    "1k": (32, 1024, 128, "articles: 4 to 6 times"),
-    "8k": (8, 8192, 256, "articles: 4.2 times"),
+    "1k": (32, 1024, 64, "articles: 4 to 6 times"),
+    "8k": (8, 8192, 64, "articles: 4.2 times"),
 }
 
 
