@@ -269,6 +269,30 @@ static void test_planes_of_one_byte(void **state)
     close_fixture(&f);
 }
 
+/* Rows are read 16 bytes at a time. Those of an int8 piece lie behind its scales, 4 bytes a token:
+ * at multiples of 16 only where a block has a multiple of 4 tokens. */
+static void test_tiles_take_pieces_that_are_aligned(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 4, 5, 8, 16, 18, 64};
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    fixture f;
+    open_fixture(&f, &dims, MR_DTYPE_BF16, MR_DTYPE_BF16);
+    const mr_cuda_backend *backend = (const mr_cuda_backend *)f.backend;
+    mr_exec_options options = tiny_options();
+    for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
+        options.block_size = sizes[i];
+        options.kv_dtype = MR_DTYPE_I8;
+        assert_int_equal(mr_cuda_takes_tiles(backend, f.tiny.plan, &options), sizes[i] % 4 == 0);
+        options.kv_dtype = MR_DTYPE_F8_E4M3;
+        assert_true(mr_cuda_takes_tiles(backend, f.tiny.plan, &options));
+        options.kv_dtype = MR_DTYPE_F32;
+        assert_false(mr_cuda_takes_tiles(backend, f.tiny.plan, &options));
+    }
+    close_fixture(&f);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -279,6 +303,7 @@ int main(void)
         cmocka_unit_test_setup(test_products_with_biases_are_not_raw, setup),
         cmocka_unit_test_setup(test_scales_of_the_checkpoint_are_taken, setup),
         cmocka_unit_test_setup(test_planes_of_one_byte, setup),
+        cmocka_unit_test_setup(test_tiles_take_pieces_that_are_aligned, setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
