@@ -434,6 +434,28 @@ static mr_status start_listening(const addresses *where, const mr_config *config
     return MR_OK;
 }
 
+/* Everything behind the command line. */
+static int listen_and_serve(shutdown_watch *watch, const addresses *where)
+{
+    mr_error err = {0};
+    mr_config config;
+    if (mr_cli_load_config(watch->model, &config, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
+    mr_metrics_http *http = NULL;
+    if (start_listening(where, &config, &watch->server, &http, &err) != MR_OK) {
+        return mr_cli_fail(err.status == MR_INVALID_ARGUMENT ? MR_EXIT_USAGE : MR_EXIT_FAILED,
+                           &err);
+    }
+    watch->config = config;
+    if (start_watch(watch, &err) != MR_OK) {
+        mr_metrics_http_stop(http);
+        mr_server_destroy(watch->server);
+        return mr_cli_fail(MR_EXIT_FAILED, &err);
+    }
+    return serve(watch, http, where->listen, watch->model->path, &config);
+}
+
 int mr_cmd_serve(int argc, char **argv)
 {
     static shutdown_watch watch; /* its thread outlasts this function */
@@ -480,22 +502,6 @@ int mr_cmd_serve(int argc, char **argv)
     if (model.path == NULL) {
         return mr_cli_fail_usage("serve: --model PATH is missing");
     }
-    mr_error err = {0};
-    mr_config config;
-    if (mr_cli_load_config(&model, &config, &err) != MR_OK) {
-        return mr_cli_fail(MR_EXIT_USAGE, &err);
-    }
-    mr_metrics_http *http = NULL;
-    if (start_listening(&where, &config, &watch.server, &http, &err) != MR_OK) {
-        return mr_cli_fail(err.status == MR_INVALID_ARGUMENT ? MR_EXIT_USAGE : MR_EXIT_FAILED,
-                           &err);
-    }
     watch.model = &model;
-    watch.config = config;
-    if (start_watch(&watch, &err) != MR_OK) {
-        mr_metrics_http_stop(http);
-        mr_server_destroy(watch.server);
-        return mr_cli_fail(MR_EXIT_FAILED, &err);
-    }
-    return serve(&watch, http, where.listen, model.path, &config);
+    return listen_and_serve(&watch, &where);
 }
