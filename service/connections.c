@@ -200,7 +200,7 @@ void mr_connections_guard(int port)
 
 static bool is_guarded(int listener)
 {
-    struct sockaddr_storage address;
+    struct sockaddr_storage address = {0};
     socklen_t bytes = sizeof(address);
     mr_remote at;
     if (guard.table == NULL || guard.stopping ||
@@ -302,7 +302,7 @@ int mr_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
         pthread_mutex_unlock(&guard.mutex);
         return (int)syscall(SYS_accept4, fd, address, bytes, flags);
     }
-    struct sockaddr_storage from;
+    struct sockaddr_storage from = {0};
     socklen_t from_bytes = 0;
     const int accepted = accept_guarded(fd, &from, &from_bytes, flags);
     const int cause = errno;
