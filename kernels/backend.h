@@ -29,7 +29,8 @@ typedef struct mr_backend_info {
     uint32_t threads;  /* CPU threads in use; 0 on a device */
     uint64_t memory_bytes; /* memory it may take */
     bool asynchronous;     /* submit() returns before the step is done */
-    bool takes_two;        /* submit() takes a step while the one before it is not waited for */
+    bool takes_two;        /* submit() takes a step while the one before it is not waited for,
+                              unless logits are kept */
 } mr_backend_info;
 
 /* Called now and then during long work: `done` of `total` bytes. Any thread of the backend. */

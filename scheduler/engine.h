@@ -58,7 +58,7 @@ typedef struct mr_engine_stats {
     uint64_t last_step_ns;        /* clock; 0: none yet */
     uint64_t step_started_ns;     /* clock; of the step that is running now, 0: none is */
     uint64_t step_ns;             /* spent in steps since start, the running one up to now */
-    bool failed;                  /* the device failed: NOT_SERVING until restart */
+    bool failed;                  /* the device failed: nothing is taken any more */
     bool busy;                    /* a step is running or there is work */
     uint64_t pending_ns; /* for how long the engine's thread has been in one step, or has not
                             taken in a request that waits for it; 0: neither */

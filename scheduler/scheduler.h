@@ -113,7 +113,7 @@ bool mr_scheduler_plan(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storag
  * nothing but decoding to be done in it: then plan() comes next, once every step is applied. The
  * outputs are applied in the order of the steps, and requests that ended in the first are published
  * between them. While readers, cancelled or overdue requests want plan(), it is false, so they are
- * seen a step later than without. */
+ * seen a step later than without; those who wait for a slot up to four steps later. */
 bool mr_scheduler_plan_ahead(mr_scheduler *scheduler, uint64_t now_ns, mr_batch_storage *storage);
 
 /* KV blocks to copy, in this order, after plan() returned true and before its batch is run. Valid

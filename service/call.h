@@ -24,7 +24,8 @@ struct mr_call {
     grpc_metadata_array metadata;
     grpc_call_details details; /* mr_rpc_other and mr_rpc_probe_other only */
     grpc_byte_buffer *payload; /* owns, the last message; NULL if the client sent none or went away,
-                                  and for mr_rpc_other, whose requests are not waited for */
+                                  and for methods without a path, whose requests are not
+                                  waited for */
     int client_cancelled;      /* gRPC writes it, at any time before MR_RPC_CLOSED: see `gone` */
     mr_connection_id connection;
     bool counted;             /* with the connections */

@@ -4,9 +4,9 @@
  * that the TLS handshake has verified.
  *
  * An identity is written as
- *   spiffe://example.org/ns/a/sa/b   a URI among the subject's alternative names, the same to the
- * byte client.example.org               a DNS name there, without regard to case; wildcards match
- * nothing CN=client                        the subject's common name, of a certificate with neither
+ *   spiffe://example.org/a/b   a URI among the subject's alternative names, the same to the byte
+ *   client.example.org         a DNS name there, whatever the case; wildcards match nothing
+ *   CN=client                  the common name, of a certificate with neither
  */
 #ifndef MILLRACE_SERVICE_CREDENTIALS_H
 #define MILLRACE_SERVICE_CREDENTIALS_H

@@ -116,7 +116,6 @@ typedef struct mr_rpc_queue {
     /* The thread's own. */
     mr_call *calls;      /* list of those alive */
     uint64_t checked_ns; /* when they were looked through for those that take too long */
-    uint32_t n_watchers;
     uint32_t missing[MR_RPC_METHODS]; /* calls that gRPC may not hand over yet, a method */
     uint32_t n_missing;               /* their sum */
     uint64_t next_id;                 /* of requests that came without one */
@@ -149,8 +148,8 @@ struct mr_server {
     bool admin;      /* served */
     mr_flag serving; /* gRPC takes calls */
     mr_flag ready;
-    mr_flag draining; /* not ready any more; set before the next five, each of which stays */
-    mr_flag leaving;  /* the process is to end */
+    mr_flag leaving;  /* the process is to end; set before `draining`, which says so */
+    mr_flag draining; /* not ready any more; set before the next four, each of which stays */
     mr_flag refusing; /* new generations are refused */
     mr_flag cut_off;  /* running generations end now, after what there is to say, */
     mr_flag dropping; /* and then without that */

@@ -130,16 +130,12 @@ static void begin_watch(mr_call *call)
     }
     state->known = known;
     call->state = state;
-    call->queue->n_watchers++;
     tell(call, known ? status_now(call->queue->server) : SERVICE_UNKNOWN);
 }
 
 static void release_watch(mr_call *call)
 {
-    if (call->state != NULL) {
-        call->queue->n_watchers--;
-        free(call->state);
-    }
+    free(call->state);
 }
 
 const mr_rpc_method mr_rpc_health_watch = {

@@ -20,8 +20,6 @@
 #include <string.h>
 #include <time.h>
 
-/* gRPC's own default, 4 MiB, is too small for long prompts. This holds a prompt of the longest
- * max_seq_length that there is, with 32 bytes a token: text and ids both take fewer. */
 /* A request's size limit where none is set (G2). Prompts of ids take up to five bytes a token, text
  * a few, chats and lists somewhat more. */
 #define MESSAGE_BYTES_A_TOKEN UINT64_C(64)
@@ -29,9 +27,9 @@
 #define MESSAGE_BYTES_MOST    (UINT64_C(64) << 20)
 /* Calls that may arrive at once, a queue and method, before gRPC has to wait for the queue. */
 #define EXPECTED_CALLS 4
-/* How often a failure of the device is looked for while somebody watches the health, and room for
- * calls that had none. */
-#define WATCH_INTERVAL_MS 500
+/* How often calls are looked through while there are some, and room is sought for calls that had
+ * none. */
+#define CHECK_INTERVAL_MS 500
 #define LOADING_RETRY_MS  1000
 #define DRAINING_RETRY_MS 1000
 
@@ -81,7 +79,7 @@ const char *mr_server_not_serving(mr_server *server)
     mr_engine_stats stats;
     mr_engine_stats_get(mr_runtime_engine(server->runtime), &stats);
     if (stats.failed) {
-        return "the device failed; restart the server";
+        return "the device failed; the server ends";
     }
     return stats.pending_ns >= server->stall_ns
                ? "the engine makes no step; restart the server if it stays so"
@@ -201,7 +199,7 @@ static void *queue_main(void *arg)
         gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
         if (queue->calls != NULL || queue->n_missing > 0) {
             until = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                                 gpr_time_from_millis(WATCH_INTERVAL_MS, GPR_TIMESPAN));
+                                 gpr_time_from_millis(CHECK_INTERVAL_MS, GPR_TIMESPAN));
         }
         const grpc_event event = grpc_completion_queue_next(queue->cq, until, NULL);
         if (event.type == GRPC_QUEUE_SHUTDOWN) {

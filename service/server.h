@@ -44,8 +44,8 @@ typedef struct mr_server_drain_times {
 
 typedef struct mr_server_options {
     const char *listen; /* HOST:PORT; port 0: any free one */
-    const char
-        *health_listen; /* the same for a plaintext port with grpc.health.v1 alone; or NULL */
+    /* The same for a plaintext port with grpc.health.v1 alone; or NULL. */
+    const char *health_listen;
     const mr_tls_options *tls; /* NULL: plaintext */
     mr_keepalive keepalive;
     mr_server_limits limits;

@@ -103,4 +103,5 @@ void mr_text_worked_take(mr_rpc_queue *queue)
         mr_counter_add(&queue->server->texts.done, 1);
         node = next;
     }
+    mr_event_set(&queue->server->news); /* a drain may wait for the last of them */
 }

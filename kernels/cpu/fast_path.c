@@ -218,10 +218,11 @@ static size_t scratch_bytes(const mr_cpu_exec *exec)
     return most;
 }
 
-/* Fields that every path has; `revision` goes up with every change that changes bits. */
+/* Fields that every path has; the number at the end of `numerics` goes up with every change that
+ * changes bits. */
 #define FAST_PATH(isa, isa_kernels, layout)                                                        \
     {                                                                                              \
-        .kernels = (isa_kernels), .name = (isa), .numerics = "cpu-" isa "/int8a32/1",              \
+        .kernels = (isa_kernels), .name = (isa), .numerics = "cpu-" isa "/int8a32/2",              \
         .weight_layout = (layout), .weight_pack = mr_fast_weight_pack,                             \
         .scratch_bytes = scratch_bytes, .exec_init = init, .exec_deinit = deinit,                  \
         .ops = {                                                                                   \

@@ -9,7 +9,8 @@
  * Every call works on one context, from one thread at a time, and is queued on the context's one
  * stream unless it says otherwise. A call gives 0, or a code that error_text() explains; after a
  * failure of the device every later call fails too. Nothing allocates but alloc…, open, capture
- * and the first product of a shape.
+ * and the first product of a shape, which may also wait for the GPU and overwrite its `out` several
+ * times.
  *
  * Shape letters: T tokens, R logit rows, H query heads, G key/value heads, D head width, N outputs,
  * K inputs, V vocabulary. Types are mr_dtype's F32, F16 and BF16,
@@ -32,7 +33,8 @@ extern "C" {
 #define MR_CUDA_SPLIT_KEYS 256u
 /* Query rows of one tile of prompt attention. */
 #define MR_CUDA_TILE_ROWS 128u
-/* Rows up to which our own product is used instead of cuBLASLt's. */
+/* Rows up to which our own product is used instead of cuBLASLt's, of weights of `type`, unless it
+ * is invariant; rows of F8_E4M3 weights that come without codes are at most so many. */
 #define MR_CUDA_FEW_ROWS 8u
 /* Rows up to which scales are better applied by whoever reads a product of codes: cuBLASLt has one
  * algorithm that applies them, which suits many rows, and many that do not. */

@@ -37,7 +37,7 @@ static void info(const mr_backend *base, mr_backend_info *out)
         .takes_two = true,
     };
     (void)snprintf(out->name, sizeof(out->name), "cuda-sm%u%u", p->major, p->minor);
-    (void)snprintf(out->numerics, sizeof(out->numerics), "cuda-sm%u%u/%s/1%s", p->major, p->minor,
+    (void)snprintf(out->numerics, sizeof(out->numerics), "cuda-sm%u%u/%s/2%s", p->major, p->minor,
                    compute_name(backend->compute), backend->batch_invariant ? "/invariant" : "");
 }
 

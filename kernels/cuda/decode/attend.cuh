@@ -363,11 +363,8 @@ __device__ static inline void mr_attend_all(const mr_decode_args &a, mr_decode_s
     mr_work w = first;
     mr_fetch_keys<T, D>(l, w, values, keys);
     mr_await(a, st, MR_PART_QKV, qkv_workers, st.layer + 1);
-    MR_MARK(3);
     for (uint32_t number = blockIdx.x;;) {
-        if (!MR_SKIPS(2)) {
-            mr_attend<T, D>(a, st, l, w, keys);
-        }
+        mr_attend<T, D>(a, st, l, w, keys);
         number += gridDim.x;
         mr_find_work(a, number, count, w);
         if (!w.runs) {

@@ -10,8 +10,8 @@
  * before. Meanwhile the ring fills: as long as a wait is shorter than the ring is deep, memory
  * never rests.
  *
- * Products are those of linear/few.cu, whose order of sums they keep; norms add as pointwise.cu
- * does, attention is that of attention/packed.cu. So results equal those of the separate kernels.
+ * Products keep the order of sums of linear/few.cu, attention is that of attention/packed.cu, and
+ * norms are divided (api.h). So results are close to those of the separate kernels, not equal.
  *
  * What one block writes and another reads within the launch is read past the first cache. sm_90.
  */
@@ -24,10 +24,9 @@
 #include <cudaTypedefs.h>
 
 #define THREADS (MR_DECODE_TAKERS + 32)
-#define FEW     8 /* rows of one product */
-#define NARROW                                                                                     \
-    1024 /* streams up to this are taken with more rows: weights are not all there is              \
-          */
+#define FEW     MR_CUDA_FEW_ROWS /* rows of one product */
+/* Streams up to this are taken with more rows: weights are not all there is. */
+#define NARROW 1024
 
 /* Product of rows that another part has left in memory: through shared memory, unless they are so
  * short that they are read but once or so many that they do not fit. */
@@ -66,13 +65,10 @@ __device__ static inline void mr_run_normed(const mr_decode_args &a, mr_decode_s
     }
     mr_ask_ahead<PART>(a, st, s);
     mr_await(a, st, before, mr_workers(a, before, 0), st.layer + 1);
-    MR_MARK(PART == MR_PART_QKV ? 0 : 7);
     mr_stage_normed<T>(a, st);
-    MR_MARK(PART == MR_PART_QKV ? 1 : 8);
     const mr_rows rows = {nullptr, nullptr, a.p.width};
     mr_multiply_part<T, NT, PART, CODED, true>(a, st, s, rows);
     mr_arrive(a, PART);
-    MR_MARK(PART == MR_PART_QKV ? 2 : 9);
 }
 
 /* A product that is added to the stream. */
@@ -85,11 +81,9 @@ __device__ static inline void mr_run_added(const mr_decode_args &a, mr_decode_st
     }
     mr_ask_ahead<PART>(a, st, d.out);
     mr_await(a, st, before, mr_workers(a, before, d.pieces), st.layer + 1);
-    MR_MARK(PART == MR_PART_OUT ? 5 : 10);
     mr_multiply_stored<T, NT, PART, CODED>(a, st, d.out, PART == MR_PART_OUT ? a.p.att : a.p.act,
                                            PART == MR_PART_OUT || a.down_staged);
     mr_arrive(a, PART);
-    MR_MARK(PART == MR_PART_OUT ? 6 : 11);
 }
 
 template <typename T, int D, int NT, bool CODED>
@@ -105,20 +99,17 @@ __device__ static inline void mr_compute(const mr_decode_args &a, mr_decode_stat
         mr_load_own<T>(a, st, d.out);
         mr_arrive(a, MR_PART_DOWN);
     }
-    MR_MARK(13);
     for (st.layer = 0; st.layer < a.p.n_layers; st.layer++) {
         mr_run_normed<T, NT, MR_PART_QKV, CODED>(a, st, d.qkv, MR_PART_DOWN);
         if (d.work.runs) {
             mr_attend_all<T, D>(a, st, d.work, d.pieces, mr_workers(a, MR_PART_QKV, 0));
             mr_arrive(a, MR_PART_ATTEND);
-            MR_MARK(4);
         }
         mr_run_added<T, NT, MR_PART_OUT, CODED>(a, st, d, MR_PART_ATTEND);
         mr_run_normed<T, NT, MR_PART_GATED, CODED>(a, st, d.gated, MR_PART_OUT);
         mr_run_added<T, NT, MR_PART_DOWN, CODED>(a, st, d, MR_PART_GATED);
     }
     mr_leave(a, st);
-    MR_MARKS_OUT();
 }
 
 /* Shared memory behind the rows, but for the ring. */
@@ -157,12 +148,6 @@ __global__ static void __launch_bounds__(THREADS, 1)
     st.arrived = &arrived;
     st.pitch = 0;
     st.waits = true;
-#ifdef MR_DECODE_LAB
-    if (threadIdx.x < 16) {
-        mr_spent[threadIdx.x] = 0;
-        mr_marked = clock64();
-    }
-#endif
     if (threadIdx.x == 0) {
         mr_ring_init(st.ring, MR_DECODE_WARPS);
     }
@@ -261,7 +246,8 @@ uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
     mr_decode_args a = args_of(p);
     const uint32_t unit = MR_RING_BLOCK * a.codes;
     const bool coded = p->weight_type == MR_DTYPE_F8_E4M3;
-    const bool fits = have.major == 9 && have.cooperativeLaunch != 0 && p->kv_type == p->type &&
+    const bool fits = have.major == 9 && have.cooperativeLaunch != 0 &&
+                      context->encode_tensor != nullptr && p->kv_type == p->type &&
                       (p->type == MR_DTYPE_F16 || p->type == MR_DTYPE_BF16) &&
                       (coded ? p->type == MR_DTYPE_BF16 : p->weight_type == p->type) &&
                       (p->head_width == 64 || p->head_width == 128) &&
@@ -296,15 +282,7 @@ int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
 {
     static_assert(sizeof(CUtensorMap) == sizeof(layers->maps[0]), "a map has its place");
     static_assert(sizeof(*layers) % 64 == 0, "maps are aligned");
-    (void)context;
-    void *found = nullptr;
-    cudaDriverEntryPointQueryResult result;
-    const cudaError_t code = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &found,
-                                                              12000, cudaEnableDefault, &result);
-    if (code != cudaSuccess || found == nullptr) {
-        return code != cudaSuccess ? code : cudaErrorNotSupported;
-    }
-    const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(found);
+    const auto encode = reinterpret_cast<PFN_cuTensorMapEncodeTiled_v12000>(context->encode_tensor);
     const uint32_t inner = p->heads * p->head_width;
     const uint32_t qkv = inner + 2 * p->kv_heads * p->head_width;
     const uint32_t codes = args_of(p).codes;
@@ -332,24 +310,14 @@ template <typename T> static int choose_rows(mr_cuda_context *context, mr_decode
                            : choose_width<T, 1, false>(context, a);
 }
 
-#ifdef MR_DECODE_LAB
-extern "C" __attribute__((visibility("default"))) uint32_t mr_decode_skip;
-uint32_t mr_decode_skip;
-#endif
-
 int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p)
 {
     mr_decode_args a = args_of(p);
-#ifdef MR_DECODE_LAB
-    a.skip = mr_decode_skip;
-#endif
     if (a.codes == 2) {
         return choose_width<__nv_bfloat16, 1, true>(context, &a);
     }
-#ifndef MR_DECODE_LAB
     if (p->type == MR_DTYPE_F16) {
         return choose_rows<__half>(context, &a);
     }
-#endif
     return choose_rows<__nv_bfloat16>(context, &a);
 }

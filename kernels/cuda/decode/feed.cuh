@@ -81,7 +81,7 @@ __device__ static inline void mr_ask_ahead(const mr_decode_args &a, const mr_dec
     const uint32_t together = mr_together(s, GATED, s.begin);
     const uint32_t k = mr_inputs_of(a.p, PART) / a.codes;
     const uint32_t first = st.ring.slots / together * MR_RING_INPUTS;
-    if (m >= together || first >= k || MR_SKIPS(PART == MR_PART_OUT ? 16 : 32)) {
+    if (m >= together || first >= k) {
         return;
     }
     const mr_cuda_decode_layer *l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers) + st.layer;

@@ -104,21 +104,19 @@ __device__ static inline void mr_take_slot(const mr_decode_args &a, mr_decode_st
     const uint32_t base = st.ring.data + st.ring.slot * MR_RING_SLOT + lane / 4 * MR_RING_LINE +
                           warp / 2 * MR_RING_TILE * MR_RING_LINE + warp % 2 * MR_CHUNK * 2 +
                           lane % 4 * 16;
-    if (!MR_SKIPS(8)) {
-        uint4 lo[MR_MINE];
-        uint4 hi[MR_MINE];
+    uint4 lo[MR_MINE];
+    uint4 hi[MR_MINE];
 #pragma unroll
-        for (int j = 0; j < MR_MINE; j++) {
-            const uint32_t at = base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) *
-                                           MR_RING_TILE * MR_RING_LINE;
-            lo[j] = mr_shared_load(at);
-            hi[j] = mr_shared_load(at + 8 * MR_RING_LINE);
-        }
+    for (int j = 0; j < MR_MINE; j++) {
+        const uint32_t at =
+            base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) * MR_RING_TILE * MR_RING_LINE;
+        lo[j] = mr_shared_load(at);
+        hi[j] = mr_shared_load(at + 8 * MR_RING_LINE);
+    }
 #pragma unroll
-        for (int j = 0; j < MR_MINE; j++) {
-            if ((j * MR_DECODE_WARPS + warp) * MR_CHUNK < inputs) {
-                mr_multiply_chunk<T, NT>(lo[j], hi[j], b.v[j], acc);
-            }
+    for (int j = 0; j < MR_MINE; j++) {
+        if ((j * MR_DECODE_WARPS + warp) * MR_CHUNK < inputs) {
+            mr_multiply_chunk<T, NT>(lo[j], hi[j], b.v[j], acc);
         }
     }
     __syncwarp();

@@ -15,13 +15,11 @@
 
 #include "kernels/cuda/device/mma.cuh"
 
-#define MR_RING_TILE 16 /* outputs of a slot */
-#ifndef MR_RING_INPUTS
+#define MR_RING_TILE   16 /* outputs of a slot */
 #define MR_RING_INPUTS 512
-#endif
-#define MR_RING_BLOCK 64 /* inputs side by side in a slot */
-#define MR_RING_LINE  (MR_RING_BLOCK * 2)
-#define MR_RING_SLOT  (MR_RING_TILE * MR_RING_INPUTS * 2)
+#define MR_RING_BLOCK  64 /* inputs side by side in a slot */
+#define MR_RING_LINE   (MR_RING_BLOCK * 2)
+#define MR_RING_SLOT   (MR_RING_TILE * MR_RING_INPUTS * 2)
 
 /* A wait that takes this long is a fault of ours: whoever waits goes on, and says so. */
 #define MR_SPIN_NANOSECONDS 2000000000ull

@@ -17,7 +17,7 @@ __device__ static inline void mr_copy_rows(const mr_decode_args &a, mr_decode_st
 {
     st.pitch = mr_pitch_of(k);
     const uint32_t vectors = k / 8;
-    for (uint32_t i = threadIdx.x; i < vectors * a.p.rows && !MR_SKIPS(4); i += MR_DECODE_TAKERS) {
+    for (uint32_t i = threadIdx.x; i < vectors * a.p.rows; i += MR_DECODE_TAKERS) {
         const uint32_t row = i / vectors;
         const uint32_t at = i % vectors;
         const size_t line = map != nullptr ? map[row] : row;

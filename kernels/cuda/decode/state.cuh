@@ -30,36 +30,7 @@ struct mr_decode_args {
     uint32_t codes;     /* of weights in 2 bytes: 1 of `type`, 2 of F8_E4M3 */
     bool down_staged;   /* the rows of the last product fit into shared memory */
     int32_t shift;      /* block_size = 1 << shift, or −1 */
-#ifdef MR_DECODE_LAB
-    uint32_t skip;
-#endif
 };
-
-#ifdef MR_DECODE_LAB
-#define MR_SKIPS(bit) ((a.skip & (bit)) != 0)
-__shared__ long long mr_spent[16];
-__shared__ long long mr_marked;
-#define MR_MARK(i)                                                                                 \
-    do {                                                                                           \
-        if (threadIdx.x == 0) {                                                                    \
-            const long long now = clock64();                                                       \
-            mr_spent[i] += now - mr_marked;                                                        \
-            mr_marked = now;                                                                       \
-        }                                                                                          \
-    } while (0)
-#define MR_MARKS_OUT()                                                                             \
-    do {                                                                                           \
-        if (threadIdx.x == 0) {                                                                    \
-            for (int i = 0; i < 16; i++) {                                                         \
-                mr_ptr<long long>(a.p.sync + 1024)[blockIdx.x * 16 + i] = mr_spent[i];             \
-            }                                                                                      \
-        }                                                                                          \
-    } while (0)
-#else
-#define MR_MARK(i)
-#define MR_MARKS_OUT()
-#define MR_SKIPS(bit) false
-#endif
 
 template <typename T> __device__ static inline T *mr_ptr(mr_cuda_ptr ptr)
 {
@@ -134,7 +105,7 @@ __device__ static inline uint32_t *mr_counter_of(const mr_decode_args &a, uint32
 __device__ static inline void mr_arrive(const mr_decode_args &a, uint32_t part)
 {
     mr_meet_block();
-    if (threadIdx.x == 0 && !MR_SKIPS(1)) {
+    if (threadIdx.x == 0) {
         asm volatile("red.release.gpu.global.add.u32 [%0], 1;" ::"l"(mr_counter_of(a, part))
                      : "memory");
     }
@@ -145,7 +116,7 @@ __device__ static inline void mr_arrive(const mr_decode_args &a, uint32_t part)
 __device__ static inline void mr_await(const mr_decode_args &a, mr_decode_state &st, uint32_t part,
                                        uint32_t workers, uint32_t times)
 {
-    if (threadIdx.x == 0 && !MR_SKIPS(1)) {
+    if (threadIdx.x == 0) {
         const uint32_t *counter = mr_counter_of(a, part);
         uint64_t start = 0;
         for (uint32_t spins = 1; st.waits; spins++) {

@@ -614,7 +614,7 @@ static void test_batch_invariant_has_one_way_D4(void **state)
     mr_backend_info info;
     open_session_with(&f, 64, true);
     f.backend->vt->info(f.backend, &info);
-    assert_string_equal(info.numerics, "cuda-sm90/bf16/1/invariant");
+    assert_string_equal(info.numerics, "cuda-sm90/bf16/2/invariant");
     for (uint32_t i = 0; i < 2; i++) {
         mr_batch_reset(f.session.storage);
         tiny_feed(&f.session, 0, prompt, 0, lengths[i], false);

@@ -274,6 +274,9 @@ static void test_path_is_tested_here(void **state)
     if (backend == NULL) {
         skip();
     }
+    mr_backend_info info;
+    backend->vt->info(backend, &info);
+    assert_string_equal(info.name + strlen("cpu-"), mr_cpu_isa_name(isa));
     backend->vt->destroy(backend);
 }
 

@@ -274,6 +274,7 @@ static void test_linear_every_row_count(void **state)
         matrix m[2];
         matrix_create((mr_dtype)dtype, 33, width_of((mr_dtype)dtype, 64), false, &m[0]);
         matrix_create((mr_dtype)dtype, 33, width_of((mr_dtype)dtype, 64), true, &m[1]);
+        /* Up to a tile of rows and two more, then a tile and its rest, and two of them. */
         for (uint32_t rows = 1; rows <= MAX_ROWS; rows += rows < 18 ? 1 : 13) {
             for (uint32_t t = 0; t < count; t++) {
                 check_product(&tables[t], &m[tables[t].pairs], 1, rows);
