@@ -58,7 +58,9 @@ static uint64_t now(void)
 static void free_call(mr_call *call)
 {
     if (call->counted) {
-        mr_connections_end_call(call->connection, call->fit, call->gone || call->refused);
+        /* That others fill the server is nobody's fault. */
+        const bool refused = call->refused && call->fit != MR_CALL_SERVER_FULL;
+        mr_connections_end_call(call->connection, call->fit, call->gone || refused);
     }
     mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
@@ -357,14 +359,22 @@ static bool admit(mr_call *call)
     return false;
 }
 
+/* Whether it is for everybody. */
+static bool needs_nothing(const mr_call *call)
+{
+    size_t bytes = 0;
+    const char *path = path_of(call, &bytes);
+    return call->method->port == MR_RPC_PROBES || mr_access_of(path, bytes, NULL) == MR_ACCESS_OPEN;
+}
+
 /* One that is too many is refused before its request is waited for. */
 static bool fits(mr_call *call)
 {
     char *peer = grpc_call_get_peer(call->call);
-    call->fit = mr_connections_begin_call(peer, &call->connection);
+    call->fit = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
     gpr_free(peer);
     call->counted = true;
-    if (call->fit == MR_CALL_FITS) {
+    if (call->fit == MR_CALL_FITS || call->fit == MR_CALL_FITS_OPEN) {
         return true;
     }
     const mr_server_limits *limits = &call->queue->server->limits;

@@ -23,6 +23,10 @@
  * MR_CONNECTION_STRIKES_NS. */
 #define ADDRESSES_MOST 256
 #define CALLLESS_MOST  64
+/* Calls that need no credential: so many of one connection, and of all this part of limits.calls,
+ * or as many as of one. */
+#define OPEN_LEAST 16u
+#define OPEN_SHARE 8u
 
 typedef struct address_record {
     uint8_t address[16];
@@ -38,6 +42,7 @@ struct mr_connection_table {
     uint32_t used;        /* places below have been taken at some time */
     uint32_t count;
     uint32_t calls;
+    uint32_t open_calls; /* those that need no credential */
     uint32_t last_serial;
     address_record addresses[ADDRESSES_MOST];
 };
@@ -138,7 +143,22 @@ static bool is_free(const mr_connection_table *table, uint32_t index)
     return table->keys[index] == 0;
 }
 
-/* A free place, or the place of the oldest one without a call; limits.connections: none. */
+/* Of those that showed no credential; limits.connections: none. */
+static uint32_t oldest_stranger(const mr_connection_table *table, bool without_calls)
+{
+    const uint32_t limit = table->limits.connections;
+    uint32_t oldest = limit;
+    for (uint32_t i = 0; i < limit; i++) {
+        const mr_connection *item = &table->items[i];
+        if (!item->proven && (item->calls == 0 || !without_calls) &&
+            (oldest == limit || item->accepted_ns < table->items[oldest].accepted_ns)) {
+            oldest = i;
+        }
+    }
+    return oldest;
+}
+
+/* A free place, or that of a stranger, one without a call first; limits.connections: none. */
 static uint32_t choose_place(const mr_connection_table *table)
 {
     const uint32_t limit = table->limits.connections;
@@ -149,15 +169,8 @@ static uint32_t choose_place(const mr_connection_table *table)
         }
         return index;
     }
-    uint32_t oldest = limit;
-    for (uint32_t i = 0; i < limit; i++) {
-        const mr_connection *item = &table->items[i];
-        if (!item->proven && item->calls == 0 &&
-            (oldest == limit || item->accepted_ns < table->items[oldest].accepted_ns)) {
-            oldest = i;
-        }
-    }
-    return oldest;
+    const uint32_t idle = oldest_stranger(table, true);
+    return idle < limit ? idle : oldest_stranger(table, false);
 }
 
 mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_connection *fresh,
@@ -225,7 +238,7 @@ bool mr_connection_table_is_punished(mr_connection_table *table, const mr_remote
 void mr_connection_table_gone(mr_connection_table *table, const mr_connection *connection,
                               uint64_t now_ns)
 {
-    if (connection->proven) {
+    if (connection->proven || connection->served) {
         return;
     }
     address_record *record = record_of(table, &connection->peer, now_ns);
@@ -243,13 +256,17 @@ void mr_connection_table_gone(mr_connection_table *table, const mr_connection *c
 mr_connection_id mr_connection_table_find(const mr_connection_table *table, const mr_remote *peer)
 {
     const uint64_t key = key_of(peer);
+    const mr_connection *newest = NULL; /* one before it may be gone, and not known to be */
+    mr_connection_id found = {0};
     for (uint32_t i = 0; i < table->used; i++) {
-        if (table->keys[i] == key && same_peer(&table->items[i].peer, peer) &&
-            !table->items[i].closing) {
-            return (mr_connection_id){i, table->items[i].serial};
+        const mr_connection *item = &table->items[i];
+        if (table->keys[i] == key && same_peer(&item->peer, peer) && !item->closing &&
+            (newest == NULL || item->accepted_ns > newest->accepted_ns)) {
+            newest = item;
+            found = (mr_connection_id){i, item->serial};
         }
     }
-    return (mr_connection_id){0};
+    return found;
 }
 
 mr_connection *mr_connection_table_get(mr_connection_table *table, mr_connection_id id)
@@ -286,7 +303,26 @@ mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *in
     return NULL;
 }
 
-mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id)
+/* Calls that need no credential: places of one connection, and of all. */
+static mr_call_fit begin_open(mr_connection_table *table, mr_connection *item)
+{
+    const uint32_t share = table->limits.calls / OPEN_SHARE;
+    const uint32_t most = share > OPEN_LEAST ? share : OPEN_LEAST;
+    if (item != NULL && item->open_calls >= OPEN_LEAST) {
+        return MR_CALL_CONNECTION_FULL;
+    }
+    if (table->open_calls >= most) {
+        return MR_CALL_SERVER_FULL;
+    }
+    table->open_calls++;
+    if (item != NULL) {
+        item->open_calls++;
+    }
+    return MR_CALL_FITS_OPEN;
+}
+
+mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id,
+                                           bool open)
 {
     mr_connection *item = mr_connection_table_get(table, id);
     if (item != NULL) {
@@ -295,6 +331,9 @@ mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connec
         if (item->calls > table->limits.connection_calls) {
             return MR_CALL_CONNECTION_FULL;
         }
+    }
+    if (open) {
+        return begin_open(table, item);
     }
     if (table->calls >= table->limits.calls) {
         return MR_CALL_SERVER_FULL;
@@ -340,12 +379,15 @@ bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id i
                                   bool strike, uint64_t now_ns)
 {
     table->calls -= fit == MR_CALL_FITS ? 1 : 0;
+    table->open_calls -= fit == MR_CALL_FITS_OPEN ? 1 : 0;
     mr_connection *item = mr_connection_table_get(table, id);
     if (item == NULL) {
         return false;
     }
     item->calls--;
+    item->open_calls -= fit == MR_CALL_FITS_OPEN ? 1 : 0;
     if (!strike) {
+        item->served = true;
         return false;
     }
     if (now_ns - item->strikes_since > MR_CONNECTION_STRIKES_NS) {

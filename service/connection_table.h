@@ -44,8 +44,10 @@ typedef struct mr_connection {
     uint64_t cookie; /* the kernel's name of the socket, which no other has */
     uint64_t accepted_ns;
     uint32_t calls;         /* open */
+    uint32_t open_calls;    /* of them, those that need no credential */
     uint32_t receiving;     /* of them, those whose message is still coming */
     bool proven;            /* it has made a call that was let in */
+    bool served;            /* and this, or one that needs no credential, ended well */
     bool closing;           /* we have ended it */
     int64_t credit;         /* bytes that it may still send */
     uint64_t seen_bytes;    /* sent so far */
@@ -56,6 +58,7 @@ typedef struct mr_connection {
 
 typedef enum mr_call_fit {
     MR_CALL_FITS,
+    MR_CALL_FITS_OPEN, /* as one that needs no credential */
     MR_CALL_CONNECTION_FULL,
     MR_CALL_SERVER_FULL,
 } mr_call_fit;
@@ -70,8 +73,9 @@ MR_MUST_USE mr_status mr_connection_table_create(const mr_connection_limits *lim
 void mr_connection_table_destroy(mr_connection_table *table);
 
 /* A place for a new connection. With all taken, the oldest one that never made a call loses its
- * own: `*evicted` is a copy of it (serial 0: none), to be ended by the caller. No id: all places
- * are taken by connections with calls to their name. */
+ * own, or else the oldest whose calls needed no credential: `*evicted` is a copy of it (serial 0:
+ * none), to be ended by the caller. No id: all places are taken by connections with calls to their
+ * name. */
 mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_connection *fresh,
                                            mr_connection *evicted);
 /* One has gone, or has to: many that made no call are punished too. */
@@ -91,8 +95,10 @@ uint32_t mr_connection_table_count(const mr_connection_table *table);
 mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *index);
 
 /* A call came, and may go on only if it fits. Of those that do not only the connection keeps count:
- * they take no place from others. `end_call` follows in any case. */
-mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id);
+ * they take no place from others. Nor do `open` ones, which need no credential: they have few
+ * places of their own. `end_call` follows in any case. */
+mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id,
+                                           bool open);
 /* It was let in, and its message is awaited. */
 void mr_connection_table_await(mr_connection_table *table, mr_connection_id id);
 /* The message is in, or the call is given up before it is. */

@@ -315,7 +315,7 @@ int mr_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
     return accepted;
 }
 
-mr_call_fit mr_connections_begin_call(const char *peer, mr_connection_id *out)
+mr_call_fit mr_connections_begin_call(const char *peer, bool open, mr_connection_id *out)
 {
     *out = (mr_connection_id){0};
     mr_call_fit fit = MR_CALL_FITS;
@@ -325,7 +325,7 @@ mr_call_fit mr_connections_begin_call(const char *peer, mr_connection_id *out)
         if (mr_remote_parse(peer, &from)) {
             *out = mr_connection_table_find(guard.table, &from);
         }
-        fit = mr_connection_table_begin_call(guard.table, *out);
+        fit = mr_connection_table_begin_call(guard.table, *out, open);
     }
     pthread_mutex_unlock(&guard.mutex);
     return fit;

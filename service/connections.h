@@ -21,7 +21,7 @@ void mr_connections_stop(void);
 void mr_connections_guard(int port);
 
 /* The life of a call of `peer`, as gRPC names it; see connection_table.h. */
-mr_call_fit mr_connections_begin_call(const char *peer, mr_connection_id *out);
+mr_call_fit mr_connections_begin_call(const char *peer, bool open, mr_connection_id *out);
 void mr_connections_await(mr_connection_id id);
 void mr_connections_received(mr_connection_id id, uint64_t bytes, bool given_up);
 void mr_connections_sent(mr_connection_id id);

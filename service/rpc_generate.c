@@ -25,6 +25,7 @@ typedef struct generation {
     mr_proto_response response;
     mr_token_meter meter;
     uint64_t arrived_ns;
+    mr_text_job *read; /* while the request is being read */
     bool unary;
     bool submitted;
     bool cut_off; /* by a drain */
@@ -388,7 +389,11 @@ static void on_read(mr_text_job *job)
     reading *r = (reading *)job;
     generation *gen = r->gen;
     mr_call *call = gen->call;
-    if (!call->finished && (r->status != MR_OK || submit(gen, r, &r->err) != MR_OK)) {
+    gen->read = NULL;
+    if (!call->finished && r->job.skipped) {
+        mr_server_fail_cut_off(&r->err);
+        refuse(gen, &r->err);
+    } else if (!call->finished && (r->status != MR_OK || submit(gen, r, &r->err) != MR_OK)) {
         refuse(gen, &r->err);
     }
     mr_proto_request_deinit(&r->asked);
@@ -438,6 +443,7 @@ static mr_status start(generation *gen, mr_error *err)
     r->gen = gen;
     r->job.run = read_request;
     r->job.done = on_read;
+    gen->read = &r->job;
     mr_call_hold(call); /* until it is read */
     mr_text_work(call->queue, &r->job, bytes);
     return MR_OK;
@@ -476,6 +482,9 @@ static void begin_unary(mr_call *call)
 static void leave(generation *gen)
 {
     mr_error err;
+    if (gen->read != NULL) {
+        mr_flag_set(&gen->read->abandoned);
+    }
     (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call, or its deadline passed");
     give_up(gen, &err);
 }

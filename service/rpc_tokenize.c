@@ -60,8 +60,12 @@ static void answer(mr_call *call, const ProtobufCMessage *response)
 static void end(text_call *work, const ProtobufCMessage *response)
 {
     mr_call *call = work->call;
+    call->state = NULL;
     if (call->finished) {
-        /* The server shut down meanwhile. */
+        /* The client left, or a drain cut the call off. */
+    } else if (work->job.skipped) {
+        mr_server_fail_cut_off(&work->err);
+        mr_call_finish(call, NULL, &work->err);
     } else if (response == NULL) {
         mr_call_finish(call, NULL, &work->err);
     } else {
@@ -111,6 +115,7 @@ static void begin(mr_call *call, const ProtobufCMessageDescriptor *type,
         return;
     }
     work->call = call;
+    call->state = work;
     work->job.run = run;
     work->job.done = done;
     const uint64_t bytes = mr_call_payload_bytes(call);
@@ -255,12 +260,42 @@ static void begin_detokenize(mr_call *call)
     begin(call, &millrace__v1__detokenize_request__descriptor, run_detokenize, detokenized);
 }
 
+/* What is still in the worker's hands need not be done. */
+static void give_up(mr_call *call, const mr_error *err)
+{
+    text_call *work = call->state;
+    mr_flag_set(&work->job.abandoned);
+    mr_call_finish(call, NULL, err);
+}
+
+static void on_cancelled(mr_call *call)
+{
+    mr_error err;
+    if (call->state != NULL && !call->finished) {
+        (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call, or its deadline passed");
+        give_up(call, &err);
+    }
+}
+
+static void on_tick(mr_call *call)
+{
+    mr_error err;
+    if (call->state != NULL && !call->finished && mr_flag_get(&call->queue->server->cut_off)) {
+        mr_server_fail_cut_off(&err);
+        give_up(call, &err);
+    }
+}
+
 const mr_rpc_method mr_rpc_tokenize = {
     .path = "/millrace.v1.InferenceService/Tokenize",
     .begin = begin_tokenize,
+    .cancelled = on_cancelled,
+    .tick = on_tick,
 };
 
 const mr_rpc_method mr_rpc_detokenize = {
     .path = "/millrace.v1.InferenceService/Detokenize",
     .begin = begin_detokenize,
+    .cancelled = on_cancelled,
+    .tick = on_tick,
 };

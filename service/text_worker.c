@@ -31,7 +31,11 @@ static void *worker_main(void *arg)
             mr_inbox_node *next = node->next;
             mr_text_job *job = job_of(node);
             mr_inbox_release(node);
-            job->run(job);
+            job->skipped =
+                mr_flag_get(&job->abandoned) || mr_flag_get(&job->queue->server->cut_off);
+            if (!job->skipped) {
+                job->run(job);
+            }
             hand_back(job);
             node = next;
         }

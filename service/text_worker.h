@@ -32,6 +32,8 @@ typedef struct mr_text_job {
     struct mr_rpc_queue *queue;
     void (*run)(struct mr_text_job *job);  /* touches nothing of the call */
     void (*done)(struct mr_text_job *job); /* on the queue's thread, once; may free the job */
+    mr_flag abandoned;                     /* nobody waits for it any more: `run` may be left out */
+    bool skipped; /* it was, since it is abandoned or the server ends what runs */
 } mr_text_job;
 
 typedef struct mr_text_worker {

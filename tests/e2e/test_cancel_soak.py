@@ -23,7 +23,8 @@ WAYS = ("cancel", "close", "deadline", "abort")
 
 
 def load_of(server):
-    return pb_grpc.AdminServiceStub(server.channel).GetLoad(pb.GetLoadRequest(), timeout=CALL_S).load
+    metadata = getattr(server, "admin_metadata", None)  # where there are tenants
+    return pb_grpc.AdminServiceStub(server.channel).GetLoad(pb.GetLoadRequest(), timeout=CALL_S, metadata=metadata).load
 
 
 def touch_pool(server):

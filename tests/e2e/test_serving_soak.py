@@ -113,6 +113,7 @@ def test_soak_of_tenants_under_pressure_C1_I1(millrace_bin, model_path):
     settings = ["max_seq_length=256", "max_batch_size=8", "kv_cache_dtype=bf16", *ADMIN,
                 f"kv_cache_memory={(BLOCKS + 1) * BLOCK}", f"kv_host_memory={BLOCKS * BLOCK}", TENANTS]
     with KeyServer(KEYS["ada"], millrace_bin, model_path, *settings, metrics=True) as server:
+        server.admin_metadata = bearer(ADMIN_KEY)
         run(server, 0, WARM_UP)
         before = settled_scrape(server)
         resident = resident_kib(server)

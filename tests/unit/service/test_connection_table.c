@@ -117,7 +117,7 @@ static void test_connection_table_makes_room_among_those_without_calls(void **st
     (void)state;
     mr_connection_table *table = create();
     const mr_connection_id worker = admit(table, 1, 1);
-    assert_int_equal(mr_connection_table_begin_call(table, worker), MR_CALL_FITS);
+    assert_int_equal(mr_connection_table_begin_call(table, worker, false), MR_CALL_FITS);
     mr_connection_table_await(table, worker);
     mr_connection_table_received(table, worker, 10, false);
     assert_false(mr_connection_table_end_call(table, worker, MR_CALL_FITS, false, 1));
@@ -142,6 +142,66 @@ static void test_connection_table_makes_room_among_those_without_calls(void **st
     mr_connection_table_destroy(table);
 }
 
+/* Calls that need no credential make nobody stay, once those without a call are gone. */
+static void test_connection_table_strangers_with_calls_give_way_last(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id watcher = admit(table, 1, 1);
+    assert_int_equal(mr_connection_table_begin_call(table, watcher, true), MR_CALL_FITS_OPEN);
+    (void)admit(table, 2, 2);
+    const mr_connection_id caller = admit(table, 3, 3);
+    mr_connection_table_await(table, caller);
+    mr_connection evicted;
+    mr_connection connection = fresh(4, 4);
+    const mr_connection_id idle = mr_connection_table_admit(table, &connection, &evicted);
+    assert_int_equal(evicted.fd, 2);
+    mr_connection_table_await(table, idle);
+    connection = fresh(5, 5);
+    assert_int_not_equal(mr_connection_table_admit(table, &connection, &evicted).serial, 0);
+    assert_int_equal(evicted.fd, 1);
+    assert_false(mr_connection_table_end_call(table, watcher, MR_CALL_FITS_OPEN, false, 5));
+    mr_connection_table_destroy(table);
+}
+
+/* They have 16 places of a connection, and here of all, and take none of those that show one. */
+static void test_connection_table_open_calls_have_places_of_their_own(void **state)
+{
+    (void)state;
+    const mr_connection_limits limits = {.connections = 3, .connection_calls = 100, .calls = 6};
+    mr_connection_table *table = NULL;
+    assert_int_equal(mr_connection_table_create(&limits, &table, NULL), MR_OK);
+    const mr_connection_id a = admit(table, 1, 1);
+    const mr_connection_id b = admit(table, 2, 1);
+    for (int i = 0; i < 16; i++) {
+        assert_int_equal(mr_connection_table_begin_call(table, a, true), MR_CALL_FITS_OPEN);
+    }
+    assert_int_equal(mr_connection_table_begin_call(table, a, true), MR_CALL_CONNECTION_FULL);
+    assert_int_equal(mr_connection_table_begin_call(table, b, true), MR_CALL_SERVER_FULL);
+    for (int i = 0; i < 6; i++) {
+        assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_FITS);
+    }
+    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_SERVER_FULL);
+    assert_false(mr_connection_table_end_call(table, a, MR_CALL_FITS_OPEN, false, 1));
+    assert_int_equal(mr_connection_table_begin_call(table, b, true), MR_CALL_FITS_OPEN);
+    mr_connection_table_destroy(table);
+}
+
+/* A source port that is used again at once is the new connection's. */
+static void test_connection_table_finds_the_newest_of_an_address(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    mr_connection evicted;
+    mr_connection connection = fresh(1, 1);
+    (void)mr_connection_table_admit(table, &connection, &evicted);
+    connection.accepted_ns = 2;
+    const mr_connection_id later = mr_connection_table_admit(table, &connection, &evicted);
+    const mr_connection_id found = mr_connection_table_find(table, &connection.peer);
+    assert_int_equal(found.serial, later.serial);
+    mr_connection_table_destroy(table);
+}
+
 static void test_connection_table_counts_calls_of_one_and_of_all(void **state)
 {
     (void)state;
@@ -149,27 +209,28 @@ static void test_connection_table_counts_calls_of_one_and_of_all(void **state)
     const mr_connection_id a = admit(table, 1, 1);
     const mr_connection_id b = admit(table, 2, 1);
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(mr_connection_table_begin_call(table, a), MR_CALL_FITS);
+        assert_int_equal(mr_connection_table_begin_call(table, a, false), MR_CALL_FITS);
     }
-    assert_int_equal(mr_connection_table_begin_call(table, a), MR_CALL_CONNECTION_FULL);
+    assert_int_equal(mr_connection_table_begin_call(table, a, false), MR_CALL_CONNECTION_FULL);
     /* The one that was too many for its connection takes no place from another's. */
-    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_FITS);
-    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}), MR_CALL_FITS);
-    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_SERVER_FULL);
+    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_FITS);
+    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}, false),
+                     MR_CALL_FITS);
+    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_SERVER_FULL);
     /* One of a connection that nobody knows counts too. */
-    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}),
+    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}, false),
                      MR_CALL_SERVER_FULL);
     (void)mr_connection_table_end_call(table, b, MR_CALL_SERVER_FULL, true, 1);
     (void)mr_connection_table_end_call(table, a, MR_CALL_CONNECTION_FULL, true, 1);
-    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_SERVER_FULL);
+    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_SERVER_FULL);
     (void)mr_connection_table_end_call(table, (mr_connection_id){0}, MR_CALL_FITS, true, 1);
-    assert_int_equal(mr_connection_table_begin_call(table, b), MR_CALL_FITS);
+    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_FITS);
     mr_connection_table_destroy(table);
 }
 
 static bool strike(mr_connection_table *table, mr_connection_id id, uint64_t now_ns)
 {
-    const mr_call_fit fit = mr_connection_table_begin_call(table, id);
+    const mr_call_fit fit = mr_connection_table_begin_call(table, id, false);
     return mr_connection_table_end_call(table, id, fit, true, now_ns);
 }
 
@@ -182,7 +243,7 @@ static void test_connection_table_counts_strikes_in_ten_seconds(void **state)
         assert_false(strike(table, id, 100 * S + i));
     }
     /* Others' calls that end well are none, and after ten seconds they are forgotten. */
-    (void)mr_connection_table_begin_call(table, id);
+    (void)mr_connection_table_begin_call(table, id, false);
     assert_false(mr_connection_table_end_call(table, id, MR_CALL_FITS, false, 101 * S));
     for (uint64_t i = 0; i < 4; i++) {
         assert_false(strike(table, id, 111 * S));
@@ -208,7 +269,7 @@ static void test_connection_table_lets_send_what_calls_need(void **state)
     assert_false(mr_connection_table_look(table, connection, (uint64_t)(300 * KIB)));
     assert_false(mr_connection_table_look(table, connection, (uint64_t)(300 * KIB)));
     for (int i = 0; i < 4; i++) {
-        (void)mr_connection_table_begin_call(table, other);
+        (void)mr_connection_table_begin_call(table, other, false);
     }
     for (int i = 0; i < 48; i++) {
         mr_connection_table_sent(table, other);
@@ -224,7 +285,7 @@ static void test_connection_table_lets_requests_of_full_size_come(void **state)
     (void)state;
     mr_connection_table *table = create();
     const mr_connection_id id = admit(table, 1, 1);
-    (void)mr_connection_table_begin_call(table, id);
+    (void)mr_connection_table_begin_call(table, id, false);
     mr_connection_table_await(table, id);
     /* An eighth more, for the heads of frames. */
     const int64_t whole = (1000 + 125) * KIB;
@@ -241,7 +302,7 @@ static void test_connection_table_lets_requests_of_full_size_come(void **state)
     assert_true(floods(table, id, 264 * KIB + whole + 1125 * KIB + 1));
     /* More than the whole, before it is in. */
     const mr_connection_id other = admit(table, 2, 1);
-    (void)mr_connection_table_begin_call(table, other);
+    (void)mr_connection_table_begin_call(table, other, false);
     mr_connection_table_await(table, other);
     assert_true(floods(table, other, 264 * KIB + whole + 1));
     mr_connection_table_destroy(table);
@@ -254,7 +315,7 @@ static void test_connection_table_caps_credit(void **state)
     mr_connection_table *table = create();
     const mr_connection_id id = admit(table, 1, 1);
     for (int i = 0; i < 1000; i++) {
-        (void)mr_connection_table_begin_call(table, id);
+        (void)mr_connection_table_begin_call(table, id, false);
         mr_connection_table_await(table, id);
         mr_connection_table_received(table, id, UINT64_MAX, false);
     }
@@ -325,6 +386,9 @@ int main(void)
         cmocka_unit_test(test_connection_table_reads_the_names_of_peers),
         cmocka_unit_test(test_connection_table_finds_by_peer_until_it_is_gone),
         cmocka_unit_test(test_connection_table_makes_room_among_those_without_calls),
+        cmocka_unit_test(test_connection_table_strangers_with_calls_give_way_last),
+        cmocka_unit_test(test_connection_table_open_calls_have_places_of_their_own),
+        cmocka_unit_test(test_connection_table_finds_the_newest_of_an_address),
         cmocka_unit_test(test_connection_table_counts_calls_of_one_and_of_all),
         cmocka_unit_test(test_connection_table_counts_strikes_in_ten_seconds),
         cmocka_unit_test(test_connection_table_lets_send_what_calls_need),
