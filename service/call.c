@@ -18,6 +18,8 @@
 /* How often calls are looked through, and when who met a full server may try again. */
 #define CHECK_NS      (250 * MR_NS_PER_MS)
 #define FULL_RETRY_MS 1000u
+/* A client that takes no less than this is not too slow. */
+#define LEAST_BYTES_A_SECOND 1024u
 
 static void link_in(mr_call *call)
 {
@@ -193,6 +195,7 @@ void mr_call_send(mr_call *call, const ProtobufCMessage *message)
     ops[n_ops++].data.send_message.send_message = buffer;
     call->sending = true;
     call->sending_since = now();
+    call->sending_bytes = grpc_byte_buffer_length(buffer);
     start(call, ops, n_ops, &call->sent_tag);
     grpc_byte_buffer_destroy(buffer);
 }
@@ -209,6 +212,8 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     grpc_byte_buffer *buffer = NULL;
     if (last != NULL) {
         buffer = mr_codec_pack(last);
+        call->sending_bytes =
+            (call->sending ? call->sending_bytes : 0) + grpc_byte_buffer_length(buffer);
         ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
         ops[n_ops++].data.send_message.send_message = buffer;
     }
@@ -498,9 +503,17 @@ void mr_call_on_event(mr_call *call, mr_rpc_event event, bool ok)
     mr_call_release(call);
 }
 
-static bool is_late(uint64_t since_ns, uint32_t timeout_ms, uint64_t now_ns)
+static bool is_late(uint64_t since_ns, uint64_t timeout_ms, uint64_t now_ns)
 {
     return since_ns != 0 && now_ns - since_ns >= timeout_ms * MR_NS_PER_MS;
+}
+
+/* What a client gets for what is on its way: more for much of it, within limits. */
+static uint64_t answer_ms(const mr_call *call)
+{
+    const uint64_t timeout_ms = call->queue->server->limits.answer_timeout_ms;
+    const uint64_t wanted = call->sending_bytes * 1000 / LEAST_BYTES_A_SECOND;
+    return 2 * timeout_ms + mr_min_u64(wanted, 8 * timeout_ms);
 }
 
 /* The request may come too late, or what ends the call may not be taken; methods that send more
@@ -509,8 +522,10 @@ static void check(mr_call *call, uint64_t now_ns)
 {
     const mr_server_limits *limits = &call->queue->server->limits;
     mr_error err = {0};
-    if (call->awaiting && mr_flag_get(&call->queue->server->cut_off)) {
-        (void)mr_fail(&err, MR_UNAVAILABLE, "the server is shutting down: use another one");
+    const mr_server *server = call->queue->server;
+    /* A server that was drained by request goes on answering what is no generation. */
+    if (call->awaiting && mr_flag_get(&server->leaving) && mr_flag_get(&server->cut_off)) {
+        mr_server_fail_cut_off(&err);
         mr_call_finish(call, NULL, &err);
     } else if (!call->finished &&
                is_late(call->receiving_since, limits->request_timeout_ms, now_ns)) {
@@ -519,7 +534,7 @@ static void check(mr_call *call, uint64_t now_ns)
                       " ms: send it sooner, or have limits.request_timeout_ms raised",
                       limits->request_timeout_ms);
         mr_call_finish(call, NULL, &err);
-    } else if (is_late(call->sending_since, 2 * limits->answer_timeout_ms, now_ns)) {
+    } else if (is_late(call->sending_since, answer_ms(call), now_ns)) {
         (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "the client takes its answer too slowly");
         call->sending_since = 0;
         mr_call_abort(call, &err);

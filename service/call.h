@@ -33,6 +33,7 @@ struct mr_call {
     bool awaiting;            /* the first message, before `begin` */
     uint64_t receiving_since; /* ns, 0: no message is waited for */
     uint64_t sending_since;   /* ns, 0: nothing is on its way */
+    uint64_t sending_bytes;   /* of the message that is */
     mr_tenant_table *tenants; /* one reference; NULL until it is let in or refused by it */
     mr_caller caller;         /* who calls; valid from `begin` on, as the next */
     uint32_t tenant;          /* the same by index among the tenants; their count: no tenant */
