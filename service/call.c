@@ -16,8 +16,9 @@
 #include <string.h>
 
 /* How often calls are looked through, and when who met a full server may try again. */
-#define CHECK_NS      (250 * MR_NS_PER_MS)
-#define FULL_RETRY_MS 1000u
+#define CHECK_NS         (250 * MR_NS_PER_MS)
+#define FULL_RETRY_MS    1000u
+#define LEAVING_RETRY_MS 1000u
 /* A client that takes no less than this is not too slow. */
 #define LEAST_BYTES_A_SECOND 1024u
 
@@ -524,8 +525,9 @@ static void check(mr_call *call, uint64_t now_ns)
     mr_error err = {0};
     const mr_server *server = call->queue->server;
     /* A server that was drained by request goes on answering what is no generation. */
-    if (call->awaiting && mr_flag_get(&server->leaving) && mr_flag_get(&server->cut_off)) {
-        mr_server_fail_cut_off(&err);
+    if (call->awaiting && mr_flag_get(&server->leaving) && mr_flag_get(&server->refusing)) {
+        (void)mr_fail(&err, MR_UNAVAILABLE, "the server is shutting down: use another one");
+        err.retry_after_ms = LEAVING_RETRY_MS;
         mr_call_finish(call, NULL, &err);
     } else if (!call->finished &&
                is_late(call->receiving_since, limits->request_timeout_ms, now_ns)) {

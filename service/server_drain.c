@@ -51,10 +51,12 @@ static void begin(mr_server *server, const mr_drain_plan *plan)
 
 static void start(mr_server *server, const ask *asked)
 {
-    const uint32_t pre_stop_ms = mr_flag_get(&server->ready) ? server->drain_times.pre_stop_ms : 0;
+    /* While the model loads nothing can run that would need time. */
+    const bool ready = mr_flag_get(&server->ready);
+    const uint32_t pre_stop_ms = ready ? server->drain_times.pre_stop_ms : 0;
     const mr_drain_plan plan = {
         .pre_stop_ns = pre_stop_ms * MR_NS_PER_MS,
-        .timeout_ns = asked->timeout_ms * MR_NS_PER_MS,
+        .timeout_ns = ready ? asked->timeout_ms * MR_NS_PER_MS : 0,
         .leaves = asked->leaves,
     };
     mr_log(MR_LOG_INFO, "server", "draining",

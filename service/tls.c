@@ -31,6 +31,7 @@ struct mr_tls {
 
     /* The thread's own. */
     uint8_t tried[MR_SHA256_BYTES]; /* what was last put to use, or refused */
+    bool refused;                   /* it was refused */
     uint8_t seen[MR_SHA256_BYTES];  /* what the look before saw */
 };
 
@@ -99,6 +100,7 @@ static void try_new(mr_tls *tls, mr_tls_material *material)
     mr_error err = {0};
     const mr_status status = mr_tls_material_check(material, &tls->paths, unix_now(), &err);
     count(tls, status == MR_OK);
+    tls->refused = status != MR_OK;
     if (status == MR_OK) {
         use(tls, material);
         log_use(tls, "certificates are reloaded");
@@ -111,7 +113,7 @@ static void try_new(mr_tls *tls, mr_tls_material *material)
 
 /* Files that are replaced one after the other do not fit together for a moment: what changed is
  * tried once two looks see the same, or at once when somebody asks. What was refused is not tried
- * again until it changes. */
+ * again until it changes or somebody asks: it may not have been valid yet. */
 static void look(mr_tls *tls, bool at_once)
 {
     mr_error err = {0};
@@ -120,7 +122,7 @@ static void look(mr_tls *tls, bool at_once)
         const bool is_new = memcmp(material.digest, tls->tried, MR_SHA256_BYTES) != 0;
         const bool settled = at_once || memcmp(material.digest, tls->seen, MR_SHA256_BYTES) == 0;
         memcpy(tls->seen, material.digest, MR_SHA256_BYTES);
-        if (is_new && settled) {
+        if ((is_new || (at_once && tls->refused)) && settled) {
             memcpy(tls->tried, material.digest, MR_SHA256_BYTES);
             try_new(tls, &material);
         }

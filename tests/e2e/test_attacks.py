@@ -13,6 +13,7 @@ import time
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 import attacks
 from attacks import THROWN_OUT, Attacker, Peak, headers
@@ -174,9 +175,8 @@ def test_connections_with_calls_stay_and_more_are_refused(millrace_bin, model_pa
         assert generate(server.stub, greedy(4, text="a")).ids
         channels = [grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
                     for _ in range(3)]
-        watches = [health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()) for channel in channels]
-        for watch in watches:
-            assert next(watch).status == health_pb2.HealthCheckResponse.SERVING
+        for channel in channels:
+            assert generate(pb_grpc.InferenceServiceStub(channel), greedy(4, text="a")).ids
         refused = Attacker(server.address)
         assert refused.over.wait(WAIT_S)
         wait_for(lambda: "limits.connections already" in server.log, server.log)
@@ -194,6 +194,28 @@ def test_connections_with_calls_stay_and_more_are_refused(millrace_bin, model_pa
         wait_for(let_in, "no place after one had left")
         for channel in channels:
             channel.close()
+
+
+def test_connections_that_only_watch_the_health_give_way(millrace_bin, model_path):
+    with Server(millrace_bin, model_path, "max_seq_length=256", "limits.connections=4", "limits.penalty_ms=0") as server:
+        channels = [grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
+                    for _ in range(4)]
+        for channel in channels:
+            with contextlib.suppress(grpc.RpcError):
+                next(health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest()))
+        with server.new_channel() as channel:
+            assert generate(pb_grpc.InferenceServiceStub(channel), greedy(4, text="a")).ids
+        for channel in channels:
+            channel.close()
+
+
+def hold(channel):
+    """A call that stays: a reflection stream of which nothing more comes."""
+    asked = queue.Queue()
+    asked.put(reflection_pb2.ServerReflectionRequest(list_services=""))
+    call = reflection_pb2_grpc.ServerReflectionStub(channel).ServerReflectionInfo(iter(asked.get, None))
+    next(call)
+    return call
 
 
 def test_calls_beyond_the_cap_are_refused_though_the_settings_are_never_acknowledged(guarded):
@@ -215,15 +237,15 @@ def test_calls_of_all_connections_are_capped(millrace_bin, model_path):
         request = health_pb2.HealthCheckRequest()
         channels = [grpc.insecure_channel(server.address, options=[("grpc.use_local_subchannel_pool", 1)])
                     for _ in range(2)]
-        watches = [health_pb2_grpc.HealthStub(channel).Watch(request) for channel in channels for _ in range(3)]
-        for watch in watches:
-            next(watch)
+        held = [hold(channel) for channel in channels for _ in range(3)]
         with pytest.raises(grpc.RpcError) as caught:
             generate(server.stub, greedy(4, text="a"))
         assert caught.value.code() == grpc.StatusCode.RESOURCE_EXHAUSTED
         assert "limits.calls" in caught.value.details()
         check_retry(caught.value)
-        watches[0].cancel()
+        # Health has places of its own.
+        assert server.health.Check(request).status == health_pb2.HealthCheckResponse.SERVING
+        held[0].cancel()
 
         def fits():
             with contextlib.suppress(grpc.RpcError):
