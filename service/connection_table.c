@@ -23,9 +23,7 @@
  * MR_CONNECTION_STRIKES_NS. */
 #define ADDRESSES_MOST 256
 #define CALLLESS_MOST  64
-/* Calls that need no credential: so many of one connection, and of all this part of limits.calls,
- * or as many as of one. */
-#define OPEN_LEAST 16u
+/* Calls that need no credential: of limits.calls this part, and of that a connection has half. */
 #define OPEN_SHARE 8u
 
 typedef struct address_record {
@@ -303,12 +301,11 @@ mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *in
     return NULL;
 }
 
-/* Calls that need no credential: places of one connection, and of all. */
+/* Places for calls that need no credential. */
 static mr_call_fit begin_open(mr_connection_table *table, mr_connection *item)
 {
-    const uint32_t share = table->limits.calls / OPEN_SHARE;
-    const uint32_t most = share > OPEN_LEAST ? share : OPEN_LEAST;
-    if (item != NULL && item->open_calls >= OPEN_LEAST) {
+    const uint32_t most = table->limits.calls / OPEN_SHARE + 2;
+    if (item != NULL && item->open_calls >= most / 2) {
         return MR_CALL_CONNECTION_FULL;
     }
     if (table->open_calls >= most) {

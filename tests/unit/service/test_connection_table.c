@@ -164,26 +164,29 @@ static void test_connection_table_strangers_with_calls_give_way_last(void **stat
     mr_connection_table_destroy(table);
 }
 
-/* They have 16 places of a connection, and here of all, and take none of those that show one. */
+/* They have an eighth of limits.calls and two more, half of that a connection, and take none of
+ * those that show a credential. */
 static void test_connection_table_open_calls_have_places_of_their_own(void **state)
 {
     (void)state;
-    const mr_connection_limits limits = {.connections = 3, .connection_calls = 100, .calls = 6};
+    const mr_connection_limits limits = {.connections = 3, .connection_calls = 100, .calls = 16};
     mr_connection_table *table = NULL;
     assert_int_equal(mr_connection_table_create(&limits, &table, NULL), MR_OK);
     const mr_connection_id a = admit(table, 1, 1);
     const mr_connection_id b = admit(table, 2, 1);
-    for (int i = 0; i < 16; i++) {
+    const mr_connection_id c = admit(table, 3, 1);
+    for (int i = 0; i < 2; i++) {
         assert_int_equal(mr_connection_table_begin_call(table, a, true), MR_CALL_FITS_OPEN);
+        assert_int_equal(mr_connection_table_begin_call(table, b, true), MR_CALL_FITS_OPEN);
     }
     assert_int_equal(mr_connection_table_begin_call(table, a, true), MR_CALL_CONNECTION_FULL);
-    assert_int_equal(mr_connection_table_begin_call(table, b, true), MR_CALL_SERVER_FULL);
-    for (int i = 0; i < 6; i++) {
-        assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_FITS);
+    assert_int_equal(mr_connection_table_begin_call(table, c, true), MR_CALL_SERVER_FULL);
+    for (int i = 0; i < 16; i++) {
+        assert_int_equal(mr_connection_table_begin_call(table, c, false), MR_CALL_FITS);
     }
-    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_SERVER_FULL);
+    assert_int_equal(mr_connection_table_begin_call(table, c, false), MR_CALL_SERVER_FULL);
     assert_false(mr_connection_table_end_call(table, a, MR_CALL_FITS_OPEN, false, 1));
-    assert_int_equal(mr_connection_table_begin_call(table, b, true), MR_CALL_FITS_OPEN);
+    assert_int_equal(mr_connection_table_begin_call(table, c, true), MR_CALL_FITS_OPEN);
     mr_connection_table_destroy(table);
 }
 
