@@ -87,7 +87,8 @@ def test_pings_as_often_as_configured_are_tolerated_G1(lenient_server, silent_ca
 @pytest.mark.parametrize("silent_call", [True, False])
 def test_pings_more_often_than_configured_end_the_connection_G1(strict_server, silent_call):
     client = Pinger(strict_server.address, silent_call)
-    assert client.ping(100, 0.11) < 5
+    # gRPC forgives two, and begins to count anew when it has itself sent a frame, as at the beginning.
+    assert client.ping(100, 0.11) < 10
     assert struct.unpack(">I", client.goaway[4:8]) == (ENHANCE_YOUR_CALM,)
     assert client.goaway[8:] == b"too_many_pings"
 
