@@ -16,6 +16,12 @@ mr_clock mr_clock_monotonic(void)
     return (mr_clock){.now_ns = monotonic_ns};
 }
 
+uint64_t mr_monotonic_ns(void)
+{
+    const mr_clock clock = mr_clock_monotonic();
+    return mr_clock_now(&clock);
+}
+
 uint64_t mr_time_add(uint64_t ns, uint64_t delta_ns)
 {
     return delta_ns > MR_NEVER - ns ? MR_NEVER : ns + delta_ns;

@@ -21,6 +21,8 @@ static inline uint64_t mr_clock_now(const mr_clock *clock)
 
 /* CLOCK_MONOTONIC. */
 mr_clock mr_clock_monotonic(void);
+/* What it says now, where nothing is decided that a test would want to inject a clock for. */
+uint64_t mr_monotonic_ns(void);
 
 /* a + b, or MR_NEVER where that does not fit. */
 uint64_t mr_time_add(uint64_t ns, uint64_t delta_ns);

@@ -20,12 +20,6 @@
 #define LONGEST_BACKOFF_NS (500 * MR_NS_PER_MS)
 #define FAREWELL_NS        (200 * MR_NS_PER_MS)
 
-static uint64_t now_ns(void)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    return mr_clock_now(&clock);
-}
-
 static bool is_stopping(mr_redis_link *link)
 {
     pthread_mutex_lock(&link->mutex);
@@ -64,7 +58,7 @@ static bool launch(mr_redis_link *link, mr_redis_command *command, const mr_buff
         return false;
     }
     *flight_at(link, link->n_flights++) =
-        (mr_redis_flight){.command = command, .left = replies, .sent_ns = now_ns()};
+        (mr_redis_flight){.command = command, .left = replies, .sent_ns = mr_monotonic_ns()};
     mr_counter_add(&link->sent, replies);
     return true;
 }
@@ -135,7 +129,7 @@ static uint64_t with_jitter(uint64_t base_ns)
 
 static void schedule_connect(mr_redis_link *link)
 {
-    link->connect_due_ns = now_ns() + with_jitter(link->backoff_ns);
+    link->connect_due_ns = mr_monotonic_ns() + with_jitter(link->backoff_ns);
     link->backoff_ns = mr_min_u64(2 * link->backoff_ns, LONGEST_BACKOFF_NS);
 }
 
@@ -266,7 +260,7 @@ static void count_late(mr_redis_link *link)
         mr_log_folded(MR_LOG_WARN, "redis", "Redis is too slow: going on without it", "address=%s",
                       link->shown);
         set_accepts(link, false);
-        link->probe_due_ns = now_ns() + PROBE_NS;
+        link->probe_due_ns = mr_monotonic_ns() + PROBE_NS;
     }
 }
 
@@ -365,7 +359,7 @@ static bool wait_for(mr_redis_link *link, uint64_t until)
         fds[1].fd = link->redis->fd;
         fds[1].events = link->unsent ? POLLIN | POLLOUT : POLLIN;
     }
-    const uint64_t now = now_ns();
+    const uint64_t now = mr_monotonic_ns();
     until = mr_min_u64(until, link->give_up_ns);
     const uint64_t left = until > now ? until - now : 0;
     const struct timespec limit = {.tv_sec = (time_t)(left / MR_NS_PER_S),
@@ -393,10 +387,10 @@ static bool flush(mr_redis_link *link)
 /* One turn while connected. */
 static void serve(mr_redis_link *link)
 {
-    uint64_t until = run_hooks(link, now_ns());
+    uint64_t until = run_hooks(link, mr_monotonic_ns());
     take_queue(link);
     launch_queued(link);
-    const uint64_t now = now_ns();
+    const uint64_t now = mr_monotonic_ns();
     until = mr_min_u64(until, expire(link, now));
     until = mr_min_u64(until, probe(link, now));
     if (link->n_flights > 0) {
@@ -420,11 +414,11 @@ static void serve(mr_redis_link *link)
 static void say_farewell(mr_redis_link *link)
 {
     link->n_hooks = 0;
-    link->give_up_ns = now_ns() + FAREWELL_NS;
+    link->give_up_ns = mr_monotonic_ns() + FAREWELL_NS;
     for (;;) {
         take_queue(link);
         const bool busy = link->queued != NULL || link->n_flights > 0;
-        if (link->redis == NULL || !busy || now_ns() >= link->give_up_ns) {
+        if (link->redis == NULL || !busy || mr_monotonic_ns() >= link->give_up_ns) {
             break;
         }
         serve(link);
@@ -438,7 +432,7 @@ void *mr_redis_thread_main(void *arg)
     while (!is_stopping(link)) {
         if (link->redis != NULL) {
             serve(link);
-        } else if (now_ns() >= link->connect_due_ns) {
+        } else if (mr_monotonic_ns() >= link->connect_due_ns) {
             connect_now(link);
         } else {
             (void)wait_for(link, link->connect_due_ns);

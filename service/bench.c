@@ -27,12 +27,6 @@ typedef struct timed {
     mr_exec_times before;
 } timed;
 
-static uint64_t now_ns(void)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    return mr_clock_now(&clock);
-}
-
 /* The same token at the same place in every run; text would make no difference in cost. */
 static uint32_t token_at(const bench *b, uint32_t sequence, uint32_t position)
 {
@@ -57,14 +51,14 @@ static timed start_run(const bench *b)
 {
     timed run;
     b->exec->vt->times(b->exec, &run.before);
-    run.begin_ns = now_ns();
+    run.begin_ns = mr_monotonic_ns();
     return run;
 }
 
 /* The rate of run `index` that computed `tokens`, and what it spent on each kind of operator. */
 static void end_run(bench *b, const timed *run, uint32_t index, uint64_t tokens)
 {
-    b->rates[index] = rate(tokens, now_ns() - run->begin_ns);
+    b->rates[index] = rate(tokens, mr_monotonic_ns() - run->begin_ns);
     mr_exec_times after;
     b->exec->vt->times(b->exec, &after);
     mr_exec_times *spent = &b->result->spent;

@@ -52,12 +52,6 @@ void mr_call_drop_payload(mr_call *call)
     }
 }
 
-static uint64_t now(void)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    return mr_clock_now(&clock);
-}
-
 static void free_call(mr_call *call)
 {
     if (call->counted) {
@@ -195,7 +189,7 @@ void mr_call_send(mr_call *call, const ProtobufCMessage *message)
     ops[n_ops].op = GRPC_OP_SEND_MESSAGE;
     ops[n_ops++].data.send_message.send_message = buffer;
     call->sending = true;
-    call->sending_since = now();
+    call->sending_since = mr_monotonic_ns();
     call->sending_bytes = grpc_byte_buffer_length(buffer);
     start(call, ops, n_ops, &call->sent_tag);
     grpc_byte_buffer_destroy(buffer);
@@ -205,7 +199,7 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
 {
     MR_CHECK(!call->finished);
     call->finished = true;
-    call->sending_since = now();
+    call->sending_since = mr_monotonic_ns();
     put_on_record(call, err == NULL ? MR_OK : err->status);
     grpc_op ops[3];
     memset(ops, 0, sizeof(ops));
@@ -260,7 +254,7 @@ void mr_call_receive(mr_call *call)
     memset(&op, 0, sizeof(op));
     op.op = GRPC_OP_RECV_MESSAGE;
     op.data.recv_message.recv_message = &call->payload;
-    call->receiving_since = now();
+    call->receiving_since = mr_monotonic_ns();
     if (call->credited) {
         mr_connections_await(call->connection);
     }
@@ -545,7 +539,7 @@ static void check(mr_call *call, uint64_t now_ns)
 
 void mr_call_check_all(mr_rpc_queue *queue)
 {
-    const uint64_t now_ns = now();
+    const uint64_t now_ns = mr_monotonic_ns();
     if (queue->calls == NULL || now_ns - queue->checked_ns < CHECK_NS) {
         return;
     }

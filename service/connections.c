@@ -36,12 +36,6 @@ static struct {
     pthread_t thread;
 } guard = {.mutex = PTHREAD_MUTEX_INITIALIZER, .reserve = -1};
 
-static uint64_t now(void)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    return mr_clock_now(&clock);
-}
-
 static bool peer_from(const struct sockaddr_storage *address, mr_remote *out)
 {
     *out = (mr_remote){0};
@@ -110,14 +104,14 @@ static void end_connection(mr_connection *connection, const char *why)
 /* As above, for what it did. */
 static void throw_out(mr_connection *connection, const char *why)
 {
-    mr_connection_table_punish(guard.table, &connection->peer, now());
+    mr_connection_table_punish(guard.table, &connection->peer, mr_monotonic_ns());
     end_connection(connection, why);
 }
 
 /* Forgets those that are gone, ends those that flood. */
 static void look_at_all(void)
 {
-    guard.looked_ns = now();
+    guard.looked_ns = mr_monotonic_ns();
     uint32_t index = 0;
     for (mr_connection *item = mr_connection_table_next(guard.table, &index); item != NULL;
          item = mr_connection_table_next(guard.table, &index)) {
@@ -145,7 +139,8 @@ static void *look_after(void *arg)
         if (stopping) {
             return NULL;
         }
-        (void)mr_event_wait(&guard.work, count == 0 ? MR_NEVER : mr_time_add(now(), pause_ns));
+        (void)mr_event_wait(&guard.work,
+                            count == 0 ? MR_NEVER : mr_time_add(mr_monotonic_ns(), pause_ns));
     }
 }
 
@@ -219,7 +214,7 @@ static bool is_guarded(int listener)
 /* False: it is one too many. */
 static bool admit(int fd, const struct sockaddr_storage *address)
 {
-    mr_connection fresh = {.fd = fd, .cookie = cookie_of(fd), .accepted_ns = now()};
+    mr_connection fresh = {.fd = fd, .cookie = cookie_of(fd), .accepted_ns = mr_monotonic_ns()};
     if (!peer_from(address, &fresh.peer)) {
         return true; /* not TCP */
     }
@@ -361,7 +356,8 @@ void mr_connections_sent(mr_connection_id id)
 void mr_connections_end_call(mr_connection_id id, mr_call_fit fit, bool strike)
 {
     pthread_mutex_lock(&guard.mutex);
-    if (guard.table != NULL && mr_connection_table_end_call(guard.table, id, fit, strike, now())) {
+    if (guard.table != NULL &&
+        mr_connection_table_end_call(guard.table, id, fit, strike, mr_monotonic_ns())) {
         mr_connection *item = mr_connection_table_get(guard.table, id);
         throw_out(item, "a connection is closed: it gives up or is refused too many calls");
     }

@@ -10,17 +10,11 @@
 #define TERMINAL_NS (MR_NS_PER_S / 10)
 #define LINES_NS    (5 * MR_NS_PER_S)
 
-static uint64_t now_ns(void)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    return mr_clock_now(&clock);
-}
-
 void mr_progress_init(mr_progress *progress, const char *what)
 {
     *progress = (mr_progress){.what = what, .terminal = isatty(STDERR_FILENO) == 1};
     pthread_mutex_init(&progress->mutex, NULL);
-    progress->next_ns = now_ns() + (progress->terminal ? FIRST_NS : LINES_NS);
+    progress->next_ns = mr_monotonic_ns() + (progress->terminal ? FIRST_NS : LINES_NS);
 }
 
 void mr_progress_deinit(mr_progress *progress)
@@ -34,7 +28,7 @@ void mr_progress_deinit(mr_progress *progress)
 void mr_progress_update(void *ctx, uint64_t done, uint64_t total)
 {
     mr_progress *progress = ctx;
-    const uint64_t now = now_ns();
+    const uint64_t now = mr_monotonic_ns();
     pthread_mutex_lock(&progress->mutex);
     if (now >= progress->next_ns && total > 0) {
         const double percent = 100.0 * (double)done / (double)total;

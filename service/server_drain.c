@@ -24,12 +24,6 @@ void mr_server_fail_cut_off(mr_error *err)
     err->retry_after_ms = CUT_OFF_RETRY_MS;
 }
 
-static uint64_t now(void)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    return mr_clock_now(&clock);
-}
-
 typedef struct ask {
     const char *by;
     mr_counter *counter;
@@ -40,7 +34,7 @@ typedef struct ask {
 static void begin(mr_server *server, const mr_drain_plan *plan)
 {
     pthread_mutex_lock(&server->drain_mutex);
-    mr_drain_start(&server->drain, plan, now());
+    mr_drain_start(&server->drain, plan, mr_monotonic_ns());
     pthread_mutex_unlock(&server->drain_mutex);
     if (plan->leaves) {
         mr_flag_set(&server->leaving);
@@ -97,7 +91,7 @@ void mr_server_close(mr_server *server)
 void mr_server_force(mr_server *server)
 {
     pthread_mutex_lock(&server->drain_mutex);
-    mr_drain_force(&server->drain, now());
+    mr_drain_force(&server->drain, mr_monotonic_ns());
     pthread_mutex_unlock(&server->drain_mutex);
     mr_event_set(&server->news);
 }
@@ -241,7 +235,7 @@ static bool close_down(mr_server *server)
     if (!mr_flag_get(&server->down)) {
         cancel_all_calls(server);
     }
-    const uint64_t until_ns = mr_time_add(now(), LAST_NS);
+    const uint64_t until_ns = mr_time_add(mr_monotonic_ns(), LAST_NS);
     while (!mr_flag_get(&server->down) && mr_event_wait(&server->news, until_ns)) {
     }
     return mr_flag_get(&server->down);
@@ -251,7 +245,7 @@ bool mr_server_run(mr_server *server)
 {
     for (;;) {
         look_at_engine(server);
-        const uint64_t now_ns = now();
+        const uint64_t now_ns = mr_monotonic_ns();
         uint64_t wake_ns;
         pthread_mutex_lock(&server->drain_mutex);
         const bool idle = server->drain.leaves ? mr_flag_get(&server->down) : nothing_runs(server);
