@@ -207,6 +207,15 @@ typedef struct mr_cuda_kv {
     uint32_t block_size;
 } mr_cuda_kv;
 
+/* Whether attention on matrix units takes such a cache, in heads of `width`. */
+static inline bool mr_cuda_is_for_matrices(mr_dtype compute, mr_dtype kv, uint32_t block_size,
+                                           uint32_t width)
+{
+    /* Rows of a piece with scales lie at multiples of 16 bytes only with such blocks. */
+    const bool codes = kv == MR_DTYPE_F8_E4M3 || (kv == MR_DTYPE_I8 && block_size % 4 == 0);
+    return compute != MR_DTYPE_F32 && (kv == compute || codes) && (width == 64 || width == 128);
+}
+
 typedef struct mr_cuda_rope_kv {
     mr_cuda_ptr qkv;       /* [tokens][(H + 2G) · D] of `type`; the queries are rotated in place */
     mr_cuda_ptr table;     /* of mr_cuda_rope_table; 0: no rotation */

@@ -101,6 +101,20 @@ static bool writes(const mr_op *op, mr_buffer_id id)
     }
 }
 
+/* Whether a later operator reads the buffer, as long as it is not written again. */
+static bool read_later(const mr_plan *plan, uint32_t index, mr_buffer_id id)
+{
+    for (uint32_t i = index; i < plan->n_ops; i++) {
+        if (reads(&plan->ops[i], id)) {
+            return true;
+        }
+        if (writes(&plan->ops[i], id)) {
+            return false;
+        }
+    }
+    return false;
+}
+
 /* The buffer that an operator fills with rows which it can also round; MR_NO_BUFFER. */
 static mr_buffer_id rounds(const mr_plan *plan, const mr_op *op)
 {
@@ -119,15 +133,7 @@ static bool only_next(const mr_plan *plan, const bool *coded, uint32_t index)
         plan->ops[index + 1].linear.in != id) {
         return false;
     }
-    for (uint32_t i = index + 2; i < plan->n_ops; i++) {
-        if (reads(&plan->ops[i], id)) {
-            return false;
-        }
-        if (writes(&plan->ops[i], id)) {
-            return true;
-        }
-    }
-    return true;
+    return !read_later(plan, index + 2, id);
 }
 
 void mr_cuda_coded_ops(const mr_plan *plan, const mr_cuda_weights *weights, bool *coded)
@@ -169,20 +175,6 @@ static bool applies(const mr_plan *plan, const bool *coded, uint32_t index, mr_b
     default:
         return false;
     }
-}
-
-/* Whether a later operator reads the buffer, as long as it is not written again. */
-static bool read_later(const mr_plan *plan, uint32_t index, mr_buffer_id id)
-{
-    for (uint32_t i = index; i < plan->n_ops; i++) {
-        if (reads(&plan->ops[i], id)) {
-            return true;
-        }
-        if (writes(&plan->ops[i], id)) {
-            return false;
-        }
-    }
-    return false;
 }
 
 void mr_cuda_raw_ops(const mr_plan *plan, const mr_cuda_weights *weights, const bool *coded,

@@ -137,12 +137,8 @@ void mr_cuda_stage_lay_out(const mr_cuda_counts *c, uint32_t kv_groups, mr_cuda_
 bool mr_cuda_takes_tiles(const mr_cuda_backend *backend, const mr_plan *plan,
                          const mr_exec_options *o)
 {
-    /* Rows of a piece with scales lie at multiples of 16 bytes only with such blocks. */
-    const bool codes =
-        o->kv_dtype == MR_DTYPE_F8_E4M3 || (o->kv_dtype == MR_DTYPE_I8 && o->block_size % 4 == 0);
-    return !backend->batch_invariant && backend->compute != MR_DTYPE_F32 &&
-           (o->kv_dtype == backend->compute || codes) &&
-           (plan->kv.head_width == 64 || plan->kv.head_width == 128);
+    return !backend->batch_invariant && mr_cuda_is_for_matrices(backend->compute, o->kv_dtype,
+                                                                o->block_size, plan->kv.head_width);
 }
 
 /* Most query heads of an attention operator. */

@@ -27,10 +27,7 @@ struct mr_split_args {
 /* Whether the kernel on matrix units takes it. */
 static inline bool mr_cuda_attention_packs(const mr_cuda_attention *p)
 {
-    const bool codes =
-        p->kv.type == MR_DTYPE_F8_E4M3 || (p->kv.type == MR_DTYPE_I8 && p->kv.block_size % 4 == 0);
-    return p->type != MR_DTYPE_F32 && (p->kv.type == p->type || codes) &&
-           (p->kv.width == 64 || p->kv.width == 128);
+    return mr_cuda_is_for_matrices(p->type, p->kv.type, p->kv.block_size, p->kv.width);
 }
 
 /* Query heads a key/value head that the kernel fed by the copy engine takes. */

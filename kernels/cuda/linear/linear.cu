@@ -23,9 +23,7 @@ __global__ static void mr_linear_any_kernel(mr_cuda_linear p, const T *weight, c
     for (uint32_t i = threadIdx.x % 32; i < p.k; i += 32) {
         sum += mr_to_float(w[i]) * mr_to_float(x[i]);
     }
-    for (int d = 16; d > 0; d /= 2) {
-        sum += __shfl_xor_sync(0xffffffffu, sum, d);
-    }
+    sum = mr_warp_sum(sum);
     if (threadIdx.x % 32 == 0) {
         mr_store_as(out, p.out_type, row * p.out_stride + n, sum);
     }
