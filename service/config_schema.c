@@ -101,15 +101,12 @@ static void push_choice(builder *b, json_t *choices, const char *word, size_t le
     push(b, choices, json_stringn(word, length));
 }
 
-/* Those that are not built yet, "!…", are left out. */
 static json_t *choice_schema(builder *b, const char *choices)
 {
     json_t *words = json_array();
     for (const char *at = choices; *at != '\0';) {
         const size_t length = strcspn(at, "|");
-        if (*at != '!') {
-            push_choice(b, words, at, length);
-        }
+        push_choice(b, words, at, length);
         at += length + (at[length] == '|' ? 1 : 0);
     }
     json_t *schema = json_object();

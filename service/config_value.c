@@ -118,26 +118,18 @@ static mr_status set_number(void *base, const mr_config_key *key, const char *va
                          key->name, value, key->low, key->high, also);
 }
 
-typedef enum choice {
-    CHOICE_NONE,
-    CHOICE_YES,
-    CHOICE_LATER, /* known, not built yet */
-} choice;
-
-static choice find_choice(const char *choices, const char *value)
+static bool is_choice(const char *choices, const char *value)
 {
     const size_t length = strlen(value);
     const char *at = choices;
     while (*at != '\0') {
-        const bool later = *at == '!';
-        at += later ? 1 : 0;
         const size_t size = strcspn(at, "|");
         if (size == length && memcmp(at, value, size) == 0) {
-            return later ? CHOICE_LATER : CHOICE_YES;
+            return true;
         }
         at += size + (at[size] == '|' ? 1 : 0);
     }
-    return CHOICE_NONE;
+    return false;
 }
 
 static void describe_bounds(const mr_config_key *key, char *out, size_t bytes)
@@ -173,11 +165,7 @@ static void store_flag(void *base, const mr_config_key *key, const char *value)
 
 static mr_status set_text(void *base, const mr_config_key *key, const char *value, mr_error *err)
 {
-    const choice found = key->choices[0] == '\0' ? CHOICE_YES : find_choice(key->choices, value);
-    if (found == CHOICE_LATER) {
-        return mr_unsupported_fail(MR_SURFACE_CONFIG, key->name, err);
-    }
-    if (found == CHOICE_NONE) {
+    if (key->choices[0] != '\0' && !is_choice(key->choices, value)) {
         char bounds[NAME_BYTES];
         describe_bounds(key, bounds, sizeof(bounds));
         return mr_fail_field(err, MR_INVALID_ARGUMENT, key->name, "%s is \"%s\": it must be %s",
@@ -198,7 +186,7 @@ static mr_status set_text(void *base, const mr_config_key *key, const char *valu
 
 static mr_status set_fixed(const mr_config_key *key, const char *value, mr_error *err)
 {
-    if (find_choice(key->choices, value) == CHOICE_YES) {
+    if (is_choice(key->choices, value)) {
         return MR_OK;
     }
     if (mr_unsupported_find(MR_SURFACE_CONFIG, key->name) != NULL) {
