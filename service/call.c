@@ -3,21 +3,17 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "service/admission.h"
 #include "service/codec.h"
 #include "service/error_trailers.h"
-#include "service/usage_log.h"
 
-#include <grpc/grpc_security.h>
-#include <grpc/slice.h>
-#include <grpc/support/alloc.h>
 #include <grpc/support/time.h>
 #include <inttypes.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* How often calls are looked through, and when who met a full server may try again. */
+/* How often calls are looked through, and when who waited while the server left may try again. */
 #define CHECK_NS         (250 * MR_NS_PER_MS)
-#define FULL_RETRY_MS    1000u
 #define LEAVING_RETRY_MS 1000u
 /* A client that takes no less than this is not too slow. */
 #define LEAST_BYTES_A_SECOND 1024u
@@ -54,11 +50,7 @@ void mr_call_drop_payload(mr_call *call)
 
 static void free_call(mr_call *call)
 {
-    if (call->counted) {
-        /* That others fill the server is nobody's fault. */
-        const bool refused = call->refused && call->fit != MR_CALL_SERVER_FULL;
-        mr_connections_end_call(call->connection, call->fit, call->gone || refused);
-    }
+    mr_admission_end(call);
     mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
     grpc_call_details_destroy(&call->details);
@@ -67,44 +59,6 @@ static void free_call(mr_call *call)
         grpc_call_unref(call->call);
     }
     free(call);
-}
-
-/* The method's path, as the client spelled it; borrowed. */
-static const char *path_of(const mr_call *call, size_t *bytes)
-{
-    if (call->method->path != NULL) {
-        *bytes = strlen(call->method->path);
-        return call->method->path;
-    }
-    *bytes = GRPC_SLICE_LENGTH(call->details.method);
-    return (const char *)GRPC_SLICE_START_PTR(call->details.method);
-}
-
-/* How an administrator's method ended. */
-static void put_on_record(mr_call *call, mr_status status)
-{
-    if (!call->audited) {
-        return;
-    }
-    call->audited = false;
-    size_t bytes = 0;
-    const char *path = path_of(call, &bytes);
-    char *peer = grpc_call_get_peer(call->call);
-    const mr_tenants *tenants = &call->tenants->tenants;
-    const mr_audit audit = {
-        .method = path,
-        .method_bytes = bytes,
-        .peer = peer == NULL ? "" : peer,
-        .admin = call->caller.kind == MR_CALLER_ADMIN
-                     ? call->tenants->admins.items[call->caller.index].name
-                     : NULL,
-        .tenant = call->caller.kind == MR_CALLER_TENANT
-                      ? mr_tenants_get(tenants, call->caller.index)->name
-                      : NULL,
-        .status = status,
-    };
-    mr_audit_log(&audit);
-    gpr_free(peer);
 }
 
 void mr_call_hold(mr_call *call)
@@ -123,7 +77,7 @@ void mr_call_release(mr_call *call)
         call->method->release(call);
     }
     if (!call->finished) {
-        put_on_record(call, MR_CANCELLED);
+        mr_admission_record(call, MR_CANCELLED);
     }
     link_out(call);
     free_call(call);
@@ -200,7 +154,7 @@ void mr_call_finish(mr_call *call, const ProtobufCMessage *last, const mr_error 
     MR_CHECK(!call->finished);
     call->finished = true;
     call->sending_since = mr_monotonic_ns();
-    put_on_record(call, err == NULL ? MR_OK : err->status);
+    mr_admission_record(call, err == NULL ? MR_OK : err->status);
     grpc_op ops[3];
     memset(ops, 0, sizeof(ops));
     size_t n_ops = add_initial(call, ops);
@@ -267,156 +221,6 @@ void mr_call_abort(mr_call *call, const mr_error *err)
                                        NULL);
 }
 
-/* The only value of the metadata `authorization`; NULL when it is missing. One that is sent twice
- * is empty, which no key matches. */
-static grpc_slice *find_authorization(mr_call *call)
-{
-    static grpc_slice ambiguous;
-    grpc_slice *found = NULL;
-    for (size_t i = 0; i < call->metadata.count; i++) {
-        if (grpc_slice_str_cmp(call->metadata.metadata[i].key, "authorization") == 0) {
-            found = found == NULL ? &call->metadata.metadata[i].value : &ambiguous;
-        }
-    }
-    return found;
-}
-
-/* Before anything of the request is looked at. */
-static void refuse(mr_call *call, const mr_error *err)
-{
-    const bool known = call->caller.kind == MR_CALLER_TENANT && call->tenants != NULL;
-    call->refused = true;
-    mr_metrics_refused(&call->queue->server->metrics, err->status);
-    mr_usage_log_refused(known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL,
-                         err);
-    mr_call_finish(call, NULL, err);
-}
-
-/* Who calls, by key and certificate. */
-static mr_status identify_by(mr_call *call, const grpc_auth_context *context, mr_error *err)
-{
-    const mr_tenant_table *table = call->tenants;
-    const grpc_slice *value = find_authorization(call);
-    mr_proof proof = {0};
-    if (value != NULL) {
-        proof.authorization = (const char *)GRPC_SLICE_START_PTR(*value);
-        proof.authorization_bytes = GRPC_SLICE_LENGTH(*value);
-    }
-    if (mr_tls_peer_expired(context)) {
-        return mr_fail(err, MR_UNAUTHENTICATED,
-                       "the client certificate has expired: connect with a new one");
-    }
-    mr_tls_peer(context, &proof.peer);
-    return mr_caller_identify(&table->tenants, &table->admins, &proof, &call->caller, err);
-}
-
-static mr_status identify(mr_call *call, mr_error *err)
-{
-    grpc_auth_context *context = grpc_call_auth_context(call->call);
-    const mr_status status = identify_by(call, context, err);
-    grpc_auth_context_release(context);
-    return status;
-}
-
-/* Whether the caller may call the method. Before anything of the request is looked at, whatever the
- * method. */
-static mr_status authorise(mr_call *call, mr_error *err)
-{
-    mr_server *server = call->queue->server;
-    call->tenants = mr_tenant_place_get(&server->tenants);
-    call->tenant = call->tenants->tenants.count;
-    if (call->method->port == MR_RPC_PROBES) {
-        return MR_OK;
-    }
-    size_t bytes = 0;
-    const char *path = path_of(call, &bytes);
-    mr_access access = mr_access_of(path, bytes, NULL);
-    call->audited = access == MR_ACCESS_ADMIN;
-    if (access == MR_ACCESS_OPEN) {
-        return MR_OK;
-    }
-    if (access == MR_ACCESS_ADMIN && !server->admin) {
-        access = MR_ACCESS_KNOWN; /* to be told that it is off */
-    }
-    call->credited = true;
-    MR_TRY(identify(call, err));
-    const mr_tenant_table *table = call->tenants;
-    MR_TRY(mr_access_check(access, &table->tenants, &table->admins, &call->caller, err));
-    if (call->caller.kind == MR_CALLER_TENANT) {
-        call->tenant = call->caller.index;
-    }
-    return MR_OK;
-}
-
-/* False, and the call is over, when the caller may not. */
-static bool admit(mr_call *call)
-{
-    mr_error err = {0};
-    if (authorise(call, &err) == MR_OK) {
-        return true;
-    }
-    refuse(call, &err);
-    return false;
-}
-
-/* Whether it is for everybody. */
-static bool needs_nothing(const mr_call *call)
-{
-    size_t bytes = 0;
-    const char *path = path_of(call, &bytes);
-    return call->method->port == MR_RPC_PROBES || mr_access_of(path, bytes, NULL) == MR_ACCESS_OPEN;
-}
-
-/* One that is too many is refused before its request is waited for. */
-static bool fits(mr_call *call)
-{
-    char *peer = grpc_call_get_peer(call->call);
-    call->fit = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
-    gpr_free(peer);
-    call->counted = true;
-    if (call->fit == MR_CALL_FITS || call->fit == MR_CALL_FITS_OPEN) {
-        return true;
-    }
-    const mr_server_limits *limits = &call->queue->server->limits;
-    mr_error err = {0};
-    if (call->fit == MR_CALL_CONNECTION_FULL) {
-        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
-                      "the connection has %" PRIu32 " calls already: wait for one to end, or have "
-                      "limits.connection_calls raised",
-                      limits->connection_calls);
-    } else {
-        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
-                      "the server has %" PRIu32 " calls already: use another one, or have "
-                      "limits.calls raised",
-                      limits->calls);
-    }
-    err.retry_after_ms = FULL_RETRY_MS;
-    refuse(call, &err);
-    return false;
-}
-
-/* As HTTP/2 counts a list of headers. gRPC minds the limit too, by ending the connection, but only
- * once the client says that it knows it. */
-static bool is_brief(mr_call *call)
-{
-    uint64_t bytes = 0;
-    for (size_t i = 0; i < call->metadata.count; i++) {
-        const grpc_metadata *entry = &call->metadata.metadata[i];
-        bytes += GRPC_SLICE_LENGTH(entry->key) + GRPC_SLICE_LENGTH(entry->value) + 32;
-    }
-    const uint32_t most = call->queue->server->limits.header_bytes;
-    if (bytes <= most) {
-        return true;
-    }
-    mr_error err = {0};
-    (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
-                  "the call has %" PRIu64 " bytes of metadata and this server takes %" PRIu32
-                  ": send less, or have limits.header_bytes raised",
-                  bytes, most);
-    refuse(call, &err);
-    return false;
-}
-
 const mr_tenant *mr_call_tenant(const mr_call *call)
 {
     return mr_tenants_get(&call->tenants->tenants, call->tenant);
@@ -438,7 +242,7 @@ static void on_new(mr_call *call, bool ok)
     op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     op.data.recv_close_on_server.cancelled = &call->client_cancelled;
     start(call, &op, 1, &call->closed_tag);
-    if (fits(call) && is_brief(call) && admit(call)) {
+    if (mr_admission_check(call)) {
         if (call->method->path == NULL) {
             call->method->begin(call);
         } else {
