@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/limit_gate.h"
 
-#include "service/request_sink.h"
+#include "service/rpc.h"
 
 #include <stddef.h>
 

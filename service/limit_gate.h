@@ -11,7 +11,9 @@
 #define MILLRACE_SERVICE_LIMIT_GATE_H
 
 #include "cache/rate_limiter.h"
-#include "service/rpc.h"
+#include "service/rpc_queue.h"
+
+#include <stdbool.h>
 
 /* Of one request. Zero-initialised is valid: nothing was asked, nothing is held. */
 typedef struct mr_limit_pass {

@@ -1,11 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/request_sink.h"
 
-#include "service/handoff.h"
-
-#include <grpc/grpc_security.h>
-#include <grpc/slice.h>
-#include <grpc/support/time.h>
 #include <stddef.h>
 
 void mr_request_link_init(mr_request_link *link, void (*on_news)(mr_request_link *link, bool ended))
@@ -15,13 +10,6 @@ void mr_request_link_init(mr_request_link *link, void (*on_news)(mr_request_link
     link->news.ended = false;
     link->ended.ended = true;
     link->on_news = on_news;
-}
-
-void mr_rpc_queue_post(mr_rpc_queue *queue, mr_rpc_tag *tag)
-{
-    grpc_call *waker = queue->waker;
-    MR_HANDOFF_GIVE(tag);
-    MR_CHECK(grpc_call_start_batch(waker, NULL, 0, tag, NULL) == GRPC_CALL_OK);
 }
 
 /* The engine's thread writes the ring, so it may look at what it wrote last. */
@@ -51,18 +39,7 @@ void mr_request_sink_init(mr_rpc_queue *queue)
 {
     queue->sink.publish = publish;
     mr_inbox_init(&queue->inbox);
-    grpc_channel *nowhere =
-        grpc_lame_client_channel_create("waker", GRPC_STATUS_UNAVAILABLE, "never used");
-    queue->waker = grpc_channel_create_call(nowhere, NULL, GRPC_PROPAGATE_DEFAULTS, queue->cq,
-                                            grpc_slice_from_static_string("/waker"), NULL,
-                                            gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-    grpc_channel_destroy(nowhere);
-}
-
-void mr_request_sink_deinit(mr_rpc_queue *queue)
-{
-    grpc_call_unref(queue->waker);
-    queue->waker = NULL;
+    queue->wake_tag.event = MR_RPC_WAKE;
 }
 
 void mr_request_sink_take(mr_rpc_queue *queue)

@@ -4,12 +4,7 @@
  *
  *   engine thread                                queue thread
  *   publish(requests) ─ notes into the inbox
- *                     └ inbox was empty: empty batch on the waker ──► MR_RPC_WAKE
- *                                                                     take all notes
- *
- * gRPC's C API has no event of its own for waking a completion queue, but an empty batch completes
- * at once. It needs a call, and one that lives as long as the queue: the waker, a client call on a
- * channel that leads nowhere and that is never started.
+ *                     └ it was empty: wake-up ──► MR_RPC_WAKE: takes all notes
  *
  * Each request has two notes, "news" and "ended". The second is put exactly once, by the last
  * publish; until it is taken the request and its owner must stay, after that the engine does not
@@ -20,7 +15,7 @@
 #define MILLRACE_SERVICE_REQUEST_SINK_H
 
 #include "base/inbox.h"
-#include "service/rpc.h"
+#include "service/rpc_queue.h"
 
 #include <stdbool.h>
 
@@ -41,13 +36,9 @@ typedef struct mr_request_link {
 void mr_request_link_init(mr_request_link *link,
                           void (*on_news)(mr_request_link *link, bool ended));
 
-/* Sets up sink, inbox and waker of a queue whose `cq` exists. */
+/* Sets up sink and inbox of a queue. */
 void mr_request_sink_init(mr_rpc_queue *queue);
-void mr_request_sink_deinit(mr_rpc_queue *queue);
 /* Takes all notes and calls their links. The queue's thread, on MR_RPC_WAKE. */
 void mr_request_sink_take(mr_rpc_queue *queue);
-
-/* Hands one of the queue's own tags to its thread. Any thread, while the queue has not stopped. */
-void mr_rpc_queue_post(mr_rpc_queue *queue, mr_rpc_tag *tag);
 
 #endif

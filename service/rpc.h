@@ -1,21 +1,16 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/*
- * Inside of the gRPC server: the server, its completion queues, and the table of methods.
- *
- * Each completion queue has one thread. A call belongs to the queue that took it, and everything of
- * that call happens on that thread; the engine reaches it through the queue's sink only.
- */
+/* Inside of the gRPC server, for its methods: what the server holds. See rpc_queue.h for its
+ * threads and rpc_methods.h for what it serves. */
 #ifndef MILLRACE_SERVICE_RPC_H
 #define MILLRACE_SERVICE_RPC_H
 
 #include "base/event.h"
 #include "base/flag.h"
-#include "base/inbox.h"
 #include "base/status.h"
 #include "cache/rate_limiter.h"
-#include "scheduler/request.h"
 #include "service/drain.h"
 #include "service/id_registry.h"
+#include "service/rpc_queue.h"
 #include "service/runtime.h"
 #include "service/server.h"
 #include "service/tenant_table.h"
@@ -29,100 +24,8 @@
 
 #define MR_RPC_QUEUES 2
 
-typedef struct mr_call mr_call;
-
-/* What a completion queue hands back. */
-typedef enum mr_rpc_event {
-    MR_RPC_NEW,      /* a call arrived */
-    MR_RPC_CLOSED,   /* the call is over for the client: served, cancelled or gone */
-    MR_RPC_SENT,     /* a message is out */
-    MR_RPC_RECEIVED, /* another message is in, or none comes any more */
-    MR_RPC_FINISHED, /* the status is out */
-    MR_RPC_DECIDED,  /* Redis has decided on some call's rate limits */
-    MR_RPC_WORKED,   /* a long text is tokens */
-    MR_RPC_WAKE,     /* the engine put something into the queue's inbox */
-    MR_RPC_TICK,     /* the server's state changed: every call looks again */
-    MR_RPC_STOP,     /* shut down once the last call is gone */
-    MR_RPC_SERVER_DOWN,
-} mr_rpc_event;
-
-typedef struct mr_rpc_tag {
-    mr_rpc_event event;
-    mr_call *call; /* of the first five */
-} mr_rpc_tag;
-
-/* Where a method is served. */
-typedef enum mr_rpc_port {
-    MR_RPC_MAIN,
-    MR_RPC_PROBES, /* plaintext, nothing but grpc.health.v1, and open to everybody */
-    MR_RPC_PORTS,
-} mr_rpc_port;
-
-/* A method this build serves. Hooks run on the call's thread; NULL: nothing to do. */
-typedef struct mr_rpc_method {
-    const char *path; /* NULL: any method without an entry of its own */
-    mr_rpc_port port;
-    /* The call is new, its request is in `payload`. */
-    void (*begin)(mr_call *call);
-    /* A message is out, another may follow. Not once the status was given. */
-    void (*resume)(mr_call *call);
-    /* What mr_call_receive() waited for is in `payload`; NULL: the client sends no more. */
-    void (*received)(mr_call *call);
-    /* The client cancelled, left, or ran out of time. */
-    void (*cancelled)(mr_call *call);
-    void (*tick)(mr_call *call);
-    /* Frees call->state. */
-    void (*release)(mr_call *call);
-} mr_rpc_method;
-
-extern const mr_rpc_method mr_rpc_generate;
-extern const mr_rpc_method mr_rpc_generate_unary;
-extern const mr_rpc_method mr_rpc_abort;
-extern const mr_rpc_method mr_rpc_tokenize;
-extern const mr_rpc_method mr_rpc_detokenize;
-extern const mr_rpc_method mr_rpc_get_model;
-extern const mr_rpc_method mr_rpc_health_check;
-extern const mr_rpc_method mr_rpc_health_watch;
-extern const mr_rpc_method mr_rpc_reflection;
-extern const mr_rpc_method mr_rpc_reflection_alpha;
-extern const mr_rpc_method mr_rpc_get_load;
-extern const mr_rpc_method mr_rpc_reset_prefix_cache;
-extern const mr_rpc_method mr_rpc_drain;
-extern const mr_rpc_method mr_rpc_other;
-extern const mr_rpc_method mr_rpc_probe_check;
-extern const mr_rpc_method mr_rpc_probe_watch;
-extern const mr_rpc_method mr_rpc_probe_other;
-
-#define MR_RPC_METHODS 17
-
 /* Clients take messages of 4 MiB unless told otherwise. */
 #define MR_RPC_MAX_ANSWER_BYTES (4 << 20)
-
-typedef struct mr_rpc_queue {
-    mr_sink sink; /* first: the engine knows the queue by it */
-    mr_server *server;
-    grpc_completion_queue *cq; /* owns */
-    grpc_call *waker;          /* owns; see request_sink.h */
-    pthread_t thread;
-    mr_inbox inbox;   /* mr_request_note */
-    mr_inbox decided; /* mr_limit_pass */
-    mr_inbox worked;  /* mr_text_job */
-    mr_rpc_tag decided_tag;
-    mr_rpc_tag worked_tag;
-    mr_rpc_tag wake_tag;
-    mr_rpc_tag tick_tag;
-    mr_rpc_tag stop_tag;
-
-    /* The thread's own. */
-    mr_call *calls;      /* list of those alive */
-    uint64_t checked_ns; /* when they were looked through for those that take too long */
-    uint32_t missing[MR_RPC_METHODS]; /* calls that gRPC may not hand over yet, a method */
-    uint32_t n_missing;               /* their sum */
-    uint64_t next_id;                 /* of requests that came without one */
-    uint64_t next_lease;
-    bool stopping;
-    bool stopped; /* the completion queue is shutting down */
-} mr_rpc_queue;
 
 struct mr_server {
     grpc_server *grpc[MR_RPC_PORTS]; /* own; that of probes may be NULL */
@@ -130,7 +33,6 @@ struct mr_server {
     mr_tls *tls;                      /* owns; NULL: plaintext */
     void *registered[MR_RPC_METHODS]; /* gRPC's handles, in the order of the method table */
     mr_rpc_queue queues[MR_RPC_QUEUES];
-    uint32_t n_queues;          /* with a completion queue */
     uint32_t n_threads;         /* with a thread */
     uint64_t boot;              /* random: makes request ids unique over restarts */
     mr_id_registry ids;         /* of running requests */

@@ -5,17 +5,12 @@
 #include "base/clock.h"
 #include "base/log.h"
 #include "base/random.h"
-#include "service/call.h"
 #include "service/connections.h"
-#include "service/handoff.h"
-#include "service/limit_gate.h"
 #include "service/listen.h"
-#include "service/request_sink.h"
 #include "service/rpc.h"
 
 #include <grpc/grpc_security.h>
 #include <grpc/support/log.h>
-#include <grpc/support/time.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -25,25 +20,8 @@
 #define MESSAGE_BYTES_A_TOKEN UINT64_C(64)
 #define MESSAGE_BYTES_LEAST   (UINT64_C(16) << 20)
 #define MESSAGE_BYTES_MOST    (UINT64_C(64) << 20)
-/* Calls that may arrive at once, a queue and method, before gRPC has to wait for the queue. */
-#define EXPECTED_CALLS 4
-/* How often calls are looked through while there are some, and room is sought for calls that had
- * none. */
-#define CHECK_INTERVAL_MS 500
-#define LOADING_RETRY_MS  1000
-#define DRAINING_RETRY_MS 1000
-
-static const mr_rpc_method *const methods[MR_RPC_METHODS] = {
-    &mr_rpc_generate,     &mr_rpc_generate_unary,
-    &mr_rpc_abort,        &mr_rpc_tokenize,
-    &mr_rpc_detokenize,   &mr_rpc_get_model,
-    &mr_rpc_health_check, &mr_rpc_health_watch,
-    &mr_rpc_reflection,   &mr_rpc_reflection_alpha,
-    &mr_rpc_get_load,     &mr_rpc_reset_prefix_cache,
-    &mr_rpc_drain,        &mr_rpc_other,
-    &mr_rpc_probe_check,  &mr_rpc_probe_watch,
-    &mr_rpc_probe_other,
-};
+#define LOADING_RETRY_MS      1000
+#define DRAINING_RETRY_MS     1000
 
 static const char *drain_reason(const mr_server *server)
 {
@@ -125,100 +103,6 @@ void mr_server_metrics_view(mr_server *server, mr_metrics_view *out)
     mr_sharing_stats_get(server->sharing, &out->sharing);
 }
 
-/* One look at every call. A call may end, but none is freed: each holds a batch that is out. */
-static void tick(mr_rpc_queue *queue)
-{
-    for (mr_call *call = queue->calls; call != NULL; call = call->next) {
-        if (call->method->tick != NULL && !call->awaiting) {
-            call->method->tick(call);
-        }
-    }
-}
-
-static void on_event(mr_rpc_queue *queue, const mr_rpc_tag *tag, bool ok)
-{
-    switch (tag->event) {
-    case MR_RPC_NEW:
-    case MR_RPC_CLOSED:
-    case MR_RPC_SENT:
-    case MR_RPC_RECEIVED:
-    case MR_RPC_FINISHED:
-        mr_call_on_event(tag->call, tag->event, ok);
-        break;
-    case MR_RPC_DECIDED:
-        MR_HANDOFF_TAKE(&queue->decided_tag);
-        mr_limit_gate_take(queue);
-        break;
-    case MR_RPC_WORKED:
-        MR_HANDOFF_TAKE(&queue->worked_tag);
-        mr_text_worked_take(queue);
-        break;
-    case MR_RPC_WAKE:
-        MR_HANDOFF_TAKE(&queue->wake_tag);
-        mr_request_sink_take(queue);
-        break;
-    case MR_RPC_TICK:
-        tick(queue);
-        break;
-    case MR_RPC_STOP:
-        MR_HANDOFF_TAKE(&queue->stop_tag);
-        queue->stopping = true;
-        break;
-    case MR_RPC_SERVER_DOWN:
-        queue->server->n_up--;
-        if (queue->server->n_up == 0) {
-            mr_flag_set(&queue->server->down);
-            mr_event_set(&queue->server->news);
-        }
-        break;
-    }
-}
-
-/* A call that came took its place; one that could not be given back stays missing until later. */
-static void expect_missing(mr_rpc_queue *queue)
-{
-    if (queue->n_missing == 0 || queue->stopping || !mr_flag_get(&queue->server->serving)) {
-        return;
-    }
-    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-        while (queue->missing[m] > 0 && mr_call_expect(queue, methods[m], m)) {
-            queue->missing[m]--;
-            queue->n_missing--;
-        }
-    }
-    if (queue->n_missing > 0) {
-        mr_log_folded(MR_LOG_WARN, "server", "no room for new calls: trying again", "missing=%u",
-                      queue->n_missing);
-    }
-}
-
-static void *queue_main(void *arg)
-{
-    mr_rpc_queue *queue = arg;
-    for (;;) {
-        gpr_timespec until = gpr_inf_future(GPR_CLOCK_MONOTONIC);
-        if (queue->calls != NULL || queue->n_missing > 0) {
-            until = gpr_time_add(gpr_now(GPR_CLOCK_MONOTONIC),
-                                 gpr_time_from_millis(CHECK_INTERVAL_MS, GPR_TIMESPAN));
-        }
-        const grpc_event event = grpc_completion_queue_next(queue->cq, until, NULL);
-        if (event.type == GRPC_QUEUE_SHUTDOWN) {
-            return NULL;
-        }
-        if (event.type == GRPC_OP_COMPLETE) {
-            on_event(queue, event.tag, event.success != 0);
-        } else {
-            tick(queue);
-        }
-        expect_missing(queue);
-        mr_call_check_all(queue);
-        if (queue->stopping && queue->calls == NULL && !queue->stopped) {
-            queue->stopped = true;
-            grpc_completion_queue_shutdown(queue->cq);
-        }
-    }
-}
-
 void mr_server_tick(mr_server *server)
 {
     for (uint32_t i = 0; i < server->n_threads; i++) {
@@ -271,30 +155,6 @@ static void create_grpc(mr_server *server, const mr_server_options *options)
     }
 }
 
-static void create_queue(mr_server *server, mr_rpc_queue *queue)
-{
-    queue->server = server;
-    queue->cq = grpc_completion_queue_create_for_next(NULL);
-    queue->wake_tag.event = MR_RPC_WAKE;
-    queue->tick_tag.event = MR_RPC_TICK;
-    queue->stop_tag.event = MR_RPC_STOP;
-    for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-        if (server->grpc[methods[m]->port] != NULL) {
-            queue->missing[m] = EXPECTED_CALLS;
-            queue->n_missing += EXPECTED_CALLS;
-        }
-    }
-    mr_request_sink_init(queue);
-    mr_limit_gate_init(queue);
-    mr_text_worked_init(queue);
-    for (size_t p = 0; p < MR_RPC_PORTS; p++) {
-        if (server->grpc[p] != NULL) {
-            grpc_server_register_completion_queue(server->grpc[p], queue->cq, NULL);
-        }
-    }
-    server->n_queues++;
-}
-
 static mr_status start_guard(const mr_server *server, mr_error *err)
 {
     const mr_connection_limits limits = {.connections = server->limits.connections,
@@ -308,10 +168,11 @@ static mr_status start_guard(const mr_server *server, mr_error *err)
 static void register_methods(mr_server *server)
 {
     for (size_t m = 0; m < MR_RPC_METHODS; m++) {
-        grpc_server *grpc = server->grpc[methods[m]->port];
-        if (grpc != NULL && methods[m]->path != NULL) {
+        const mr_rpc_method *method = mr_rpc_methods[m];
+        grpc_server *grpc = server->grpc[method->port];
+        if (grpc != NULL && method->path != NULL) {
             server->registered[m] =
-                grpc_server_register_method(grpc, methods[m]->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
+                grpc_server_register_method(grpc, method->path, NULL, GRPC_SRM_PAYLOAD_NONE, 0);
         }
     }
 }
@@ -345,12 +206,8 @@ static mr_status bind_ports(mr_server *server, const mr_server_options *options,
 static mr_status start_threads(mr_server *server, mr_error *err)
 {
     MR_TRY(mr_text_worker_start(&server->texts, err));
-    for (uint32_t i = 0; i < server->n_queues; i++) {
-        mr_rpc_queue *queue = &server->queues[i];
-        if (pthread_create(&queue->thread, NULL, queue_main, queue) != 0) {
-            return mr_fail(err, MR_RESOURCE_EXHAUSTED,
-                           "the system gave no thread for the gRPC server");
-        }
+    for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
+        MR_TRY(mr_rpc_queue_start(&server->queues[i], err));
         server->n_threads++;
     }
     return MR_OK;
@@ -375,7 +232,7 @@ static void set_up(mr_server *server, const mr_server_options *options)
     create_grpc(server, options);
     server->n_up = options->health_listen != NULL ? 2 : 1;
     for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
-        create_queue(server, &server->queues[i]);
+        mr_rpc_queue_init(&server->queues[i], server);
     }
     register_methods(server);
 }
@@ -469,16 +326,6 @@ void mr_server_set_runtime(mr_server *server, mr_runtime *runtime, mr_sharing *s
     mr_server_tick(server);
 }
 
-/* A queue that never got a thread, nor therefore a call. */
-static void drain_queue(mr_rpc_queue *queue)
-{
-    grpc_completion_queue_shutdown(queue->cq);
-    grpc_event event;
-    do {
-        event = grpc_completion_queue_next(queue->cq, gpr_inf_future(GPR_CLOCK_MONOTONIC), NULL);
-    } while (event.type != GRPC_QUEUE_SHUTDOWN);
-}
-
 /* For a server that was never run. False when it cannot be destroyed. */
 static bool leave_at_once(mr_server *server)
 {
@@ -495,27 +342,26 @@ void mr_server_destroy(mr_server *server)
         return;
     }
     for (uint32_t i = 0; i < server->n_threads; i++) {
-        mr_rpc_queue_post(&server->queues[i], &server->queues[i].stop_tag);
+        mr_rpc_queue_stop(&server->queues[i]);
     }
     for (uint32_t i = 0; i < server->n_threads; i++) {
-        pthread_join(server->queues[i].thread, NULL);
+        mr_rpc_queue_join(&server->queues[i]);
     }
     mr_text_worker_stop(&server->texts);
     if (server->n_threads == 0) {
         /* Never ran; gRPC wants its shutdown all the same. */
         mr_server_shut_down_ports(server);
     }
-    for (uint32_t i = server->n_threads; i < server->n_queues; i++) {
-        drain_queue(&server->queues[i]);
+    for (uint32_t i = server->n_threads; i < MR_RPC_QUEUES; i++) {
+        mr_rpc_queue_drop(&server->queues[i]);
     }
     for (size_t p = 0; p < MR_RPC_PORTS; p++) {
         if (server->grpc[p] != NULL) {
             grpc_server_destroy(server->grpc[p]);
         }
     }
-    for (uint32_t i = 0; i < server->n_queues; i++) {
-        mr_request_sink_deinit(&server->queues[i]);
-        grpc_completion_queue_destroy(server->queues[i].cq);
+    for (uint32_t i = 0; i < MR_RPC_QUEUES; i++) {
+        mr_rpc_queue_deinit(&server->queues[i]);
     }
     mr_id_registry_deinit(&server->ids);
     pthread_mutex_destroy(&server->drain_mutex);

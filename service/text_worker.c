@@ -2,7 +2,6 @@
 #include "service/text_worker.h"
 
 #include "base/clock.h"
-#include "service/request_sink.h"
 #include "service/rpc.h"
 
 #include <stddef.h>
