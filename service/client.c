@@ -3,17 +3,14 @@
 
 #include "base/checked.h"
 #include "service/codec.h"
-#include "service/tls_files.h"
 
 #include <grpc/grpc.h>
-#include <grpc/grpc_security.h>
 #include <grpc/slice.h>
 #include <grpc/support/alloc.h>
 #include <grpc/support/log.h>
 #include <grpc/support/time.h>
 #include <stdlib.h>
 #include <string.h>
-#include <time.h>
 
 /* How soon a cancel flag is seen. */
 #define CANCEL_POLL_MS 50
@@ -45,63 +42,6 @@ static grpc_slice authorization_of(const char *key)
     return value;
 }
 
-const char *mr_client_tls_conflict(const mr_client_tls *tls)
-{
-    if ((tls->certificate != NULL) != (tls->private_key != NULL)) {
-        return "--tls-cert and --tls-key belong together: give both";
-    }
-    const bool more = tls->certificate != NULL || tls->server_name != NULL;
-    return more && tls->ca == NULL
-               ? "--tls-cert, --tls-key and --tls-server-name are for TLS: give "
-                 "--tls-ca too"
-               : NULL;
-}
-
-static mr_status make_credentials(const mr_client_tls *tls, grpc_channel_credentials **out,
-                                  mr_error *err)
-{
-    const mr_tls_paths paths = {
-        .certificate = tls->certificate,
-        .private_key = tls->private_key,
-        .ca = tls->ca,
-        .certificate_name = "--tls-cert",
-        .private_key_name = "--tls-key",
-        .ca_name = "--tls-ca",
-    };
-    if (tls->ca == NULL) {
-        *out = grpc_insecure_credentials_create();
-        return MR_OK;
-    }
-    mr_tls_material material;
-    mr_status status = mr_tls_material_read(&paths, &material, err);
-    if (status == MR_OK) {
-        status = mr_tls_material_check(&material, &paths, (int64_t)time(NULL), err);
-    }
-    if (status == MR_OK) {
-        grpc_ssl_pem_key_cert_pair pair = {.private_key = material.pem[MR_TLS_PRIVATE_KEY],
-                                           .cert_chain = material.pem[MR_TLS_CERTIFICATE]};
-        *out = grpc_ssl_credentials_create(material.pem[MR_TLS_CA],
-                                           tls->certificate != NULL ? &pair : NULL, NULL, NULL);
-    }
-    mr_tls_material_deinit(&material);
-    return status;
-}
-
-static grpc_channel *open_channel(const char *target, const char *server_name,
-                                  grpc_channel_credentials *credentials)
-{
-    grpc_arg settings[2];
-    memset(settings, 0, sizeof(settings));
-    settings[0].type = GRPC_ARG_INTEGER;
-    settings[0].key = (char *)GRPC_ARG_MAX_RECEIVE_MESSAGE_LENGTH;
-    settings[0].value.integer = -1;
-    settings[1].type = GRPC_ARG_STRING;
-    settings[1].key = (char *)GRPC_SSL_TARGET_NAME_OVERRIDE_ARG;
-    settings[1].value.string = (char *)server_name;
-    const grpc_channel_args args = {.num_args = server_name == NULL ? 1 : 2, .args = settings};
-    return grpc_channel_create(target, credentials, &args);
-}
-
 mr_status mr_client_open(const char *target, const char *key, const mr_client_tls *tls,
                          mr_client **out, mr_error *err)
 {
@@ -115,8 +55,7 @@ mr_status mr_client_open(const char *target, const char *key, const mr_client_tl
     client->target = copy;
     gpr_set_log_function(drop_log);
     grpc_init();
-    grpc_channel_credentials *credentials = NULL;
-    const mr_status status = make_credentials(tls, &credentials, err);
+    const mr_status status = mr_client_channel_open(target, tls, &client->channel, err);
     if (status != MR_OK) {
         grpc_shutdown_blocking();
         free(copy);
@@ -124,8 +63,6 @@ mr_status mr_client_open(const char *target, const char *key, const mr_client_tl
         return status;
     }
     client->authorization = authorization_of(key);
-    client->channel = open_channel(target, tls->server_name, credentials);
-    grpc_channel_credentials_release(credentials);
     client->cq = grpc_completion_queue_create_for_next(NULL);
     *out = client;
     return MR_OK;

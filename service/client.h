@@ -8,6 +8,7 @@
 
 #include "base/flag.h"
 #include "base/status.h"
+#include "service/client_channel.h"
 
 #include "millrace/v1/inference.pb-c.h"
 
@@ -15,17 +16,6 @@
 #include <stdint.h>
 
 typedef struct mr_client mr_client;
-
-/* Paths of PEM files, borrowed; all NULL: plaintext. */
-typedef struct mr_client_tls {
-    const char *ca;          /* of the CAs that the server's certificate may be of */
-    const char *certificate; /* to show to the server, may be NULL with the key */
-    const char *private_key;
-    const char *server_name; /* in the server's certificate; NULL: the target's host */
-} mr_client_tls;
-
-/* NULL, or what contradicts itself in the options of MR_CLI_TLS_OPTIONS. */
-const char *mr_client_tls_conflict(const mr_client_tls *tls);
 
 /* `target` is HOST:PORT, `key` what every call carries as its bearer key, "" for none; all is
  * copied. Connects with the first call, so a wrong address shows there. Files of TLS that cannot be

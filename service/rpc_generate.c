@@ -3,10 +3,9 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "service/call.h"
-#include "service/codec.h"
 #include "service/limit_gate.h"
-#include "service/proto_request.h"
 #include "service/proto_response.h"
+#include "service/request_reading.h"
 #include "service/request_sink.h"
 #include "service/usage_log.h"
 
@@ -25,7 +24,7 @@ typedef struct generation {
     mr_proto_response response;
     mr_token_meter meter;
     uint64_t arrived_ns;
-    mr_text_job *read; /* while the request is being read */
+    mr_request_reading *reading; /* while the request is being read */
     bool unary;
     bool submitted;
     bool cut_off; /* by a drain */
@@ -350,103 +349,31 @@ static mr_status pass_limits(generation *gen, mr_error *err)
     return status;
 }
 
-/* A request that is being read, which takes long when its text does. */
-typedef struct reading {
-    mr_text_job job; /* first */
-    generation *gen;
-    mr_runtime *runtime;
-    ProtobufCMessage *message;                   /* owns */
-    const Millrace__V1__GenerateRequest *wanted; /* inside */
-    mr_proto_request asked;
-    mr_status status;
-    mr_error err;
-} reading;
-
-static void read_request(mr_text_job *job)
+static mr_status submit(generation *gen, mr_request_reading *reading, mr_error *err)
 {
-    reading *r = (reading *)job;
-    r->status = mr_proto_request_read(r->wanted, r->runtime, &r->asked, &r->err);
-}
-
-static mr_status submit(generation *gen, reading *r, mr_error *err)
-{
-    MR_TRY(check_priority(gen, &r->asked, err));
-    MR_TRY(create_request(gen, &r->asked, err));
+    MR_TRY(check_priority(gen, &reading->asked, err));
+    MR_TRY(create_request(gen, &reading->asked, err));
     const mr_proto_response_options options = {
-        .skip_text = r->asked.skip_text,
-        .show_prompt = r->asked.show_prompt,
+        .skip_text = reading->asked.skip_text,
+        .show_prompt = reading->asked.show_prompt,
         .whole = gen->unary,
     };
     MR_TRY(mr_proto_response_init(&gen->response, gen->request,
-                                  mr_model_tokenizer(mr_runtime_model(r->runtime)), &options, err));
-    gen->engine = mr_runtime_engine(r->runtime);
+                                  mr_model_tokenizer(mr_runtime_model(reading->runtime)), &options,
+                                  err));
+    gen->engine = mr_runtime_engine(reading->runtime);
     return pass_limits(gen, err);
 }
 
-/* The call may be over meanwhile. */
-static void on_read(mr_text_job *job)
+static void on_read(mr_request_reading *reading)
 {
-    reading *r = (reading *)job;
-    generation *gen = r->gen;
-    mr_call *call = gen->call;
-    gen->read = NULL;
-    if (!call->finished && r->job.skipped) {
-        mr_server_fail_cut_off(&r->err);
-        refuse(gen, &r->err);
-    } else if (!call->finished && (r->status != MR_OK || submit(gen, r, &r->err) != MR_OK)) {
-        refuse(gen, &r->err);
+    mr_call *call = reading->call;
+    generation *gen = call->state;
+    gen->reading = NULL;
+    if (!call->finished &&
+        (reading->status != MR_OK || submit(gen, reading, &reading->err) != MR_OK)) {
+        refuse(gen, &reading->err);
     }
-    mr_proto_request_deinit(&r->asked);
-    mr_codec_free(r->message);
-    free(r);
-    mr_call_release(call);
-}
-
-static const Millrace__V1__GenerateRequest *request_in(const generation *gen,
-                                                       const ProtobufCMessage *message)
-{
-    return gen->unary ? ((const Millrace__V1__GenerateUnaryRequest *)message)->request
-                      : (const Millrace__V1__GenerateRequest *)message;
-}
-
-static mr_status open_request(generation *gen, reading *r, mr_error *err)
-{
-    MR_TRY(mr_server_runtime(gen->call->queue->server, &r->runtime, err));
-    MR_TRY(mr_call_unpack(gen->call,
-                          gen->unary ? &millrace__v1__generate_unary_request__descriptor
-                                     : &millrace__v1__generate_request__descriptor,
-                          &r->message, err));
-    r->wanted = request_in(gen, r->message);
-    if (r->wanted == NULL) {
-        mr_codec_free(r->message);
-        return mr_fail_field(err, MR_INVALID_ARGUMENT, "request",
-                             "request is missing: put what is asked for into it");
-    }
-    return MR_OK;
-}
-
-/* Decodes the payload, has it read, and submits what is in it. */
-static mr_status start(generation *gen, mr_error *err)
-{
-    mr_call *call = gen->call;
-    reading *r = mr_calloc(1, sizeof(*r));
-    if (r == NULL) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a request");
-    }
-    const mr_status status = open_request(gen, r, err);
-    if (status != MR_OK) {
-        free(r);
-        return status;
-    }
-    const uint64_t bytes = mr_call_payload_bytes(call);
-    mr_call_drop_payload(call);
-    r->gen = gen;
-    r->job.run = read_request;
-    r->job.done = on_read;
-    gen->read = &r->job;
-    mr_call_hold(call); /* until it is read */
-    mr_text_work(call->queue, &r->job, bytes);
-    return MR_OK;
 }
 
 static void begin(mr_call *call, bool unary)
@@ -464,7 +391,7 @@ static void begin(mr_call *call, bool unary)
     gen->arrived_ns = mr_clock_now(&clock); /* before tokenisation, which can take long */
     mr_request_link_init(&gen->link, on_news);
     call->state = gen;
-    if (start(gen, &err) != MR_OK) {
+    if (mr_request_reading_start(call, unary, on_read, &gen->reading, &err) != MR_OK) {
         refuse(gen, &err);
     }
 }
@@ -482,8 +409,8 @@ static void begin_unary(mr_call *call)
 static void leave(generation *gen)
 {
     mr_error err;
-    if (gen->read != NULL) {
-        mr_flag_set(&gen->read->abandoned);
+    if (gen->reading != NULL) {
+        mr_request_reading_abandon(gen->reading);
     }
     (void)mr_fail(&err, MR_CANCELLED, "the client cancelled the call, or its deadline passed");
     give_up(gen, &err);
