@@ -1,50 +1,19 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/buffer.h"
-#include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
 #include "service/commands.h"
 #include "service/listen.h"
 #include "service/metrics_http.h"
 #include "service/server.h"
+#include "service/signal_watch.h"
 
 #include <inttypes.h>
-#include <pthread.h>
-#include <signal.h>
 #include <stdbool.h>
-#include <stdlib.h>
 #include <string.h>
-#include <time.h>
 #include <unistd.h>
 
 #define DEFAULT_LISTEN "127.0.0.1:8001"
-/* As a shell gives it for a process that a signal ended. */
-#define EXIT_BY_SIGNAL 128
-/* Signals that come so soon after the first say nothing new; below a second. */
-#define SAME_ASK_NS (MR_NS_PER_S / 4)
-
-/* What the thread that waits for signals shares with the one that loads and serves. */
-typedef struct shutdown_watch {
-    sigset_t signals;
-    const mr_cli_model *model; /* where settings come from */
-    mr_config config;          /* what they were at the start */
-
-    pthread_mutex_t mutex; /* held while the process ends before the model is loaded */
-    mr_server *server;     /* under the mutex; NULL once it has left */
-    bool loaded;           /* under the mutex */
-    int forced_by;         /* under the mutex: the second signal; 0: none came */
-} shutdown_watch;
-
-/* Signals are blocked before there is any thread, and waited for by one: none is lost. */
-static void block_signals(sigset_t *set)
-{
-    sigemptyset(set);
-    sigaddset(set, SIGTERM);
-    sigaddset(set, SIGINT);
-    sigaddset(set, SIGHUP);
-    pthread_sigmask(SIG_BLOCK, set, NULL);
-    signal(SIGPIPE, SIG_IGN);
-}
 
 static void log_configuration(const mr_runtime *runtime)
 {
@@ -112,175 +81,6 @@ static void identify_model(mr_runtime *runtime)
     mr_prefix_identity_start(identity);
 }
 
-/* Loading cannot be interrupted, and nothing depends on its end: calls get their status, then the
- * process goes. */
-static void leave_if_loading(shutdown_watch *watch)
-{
-    pthread_mutex_lock(&watch->mutex);
-    if (!watch->loaded) {
-        mr_server_leave(watch->server);
-        const bool ended = mr_server_run(watch->server);
-        mr_log_flush();
-        _exit(ended ? MR_EXIT_OK : MR_EXIT_FAILED);
-    }
-    pthread_mutex_unlock(&watch->mutex);
-}
-
-/* What both print alike is the same, but for what is reloaded. */
-static bool is_same(mr_config *now, const mr_config *before)
-{
-    mr_config *old = mr_calloc(2, sizeof(*old));
-    if (old == NULL) {
-        return true;
-    }
-    mr_buffer texts[2] = {{0}, {0}};
-    old[0] = *before;
-    old[1] = *now;
-    bool same = true;
-    for (int i = 0; i < 2; i++) {
-        old[i].tenants.count = 0;
-        old[i].admins.count = 0;
-        memcpy(old[i].log_level, before->log_level, sizeof(old[i].log_level));
-        memcpy(old[i].log_format, before->log_format, sizeof(old[i].log_format));
-        same = same && mr_config_format(&old[i], &texts[i]) == MR_OK;
-    }
-    same = !same || (texts[0].size == texts[1].size &&
-                     memcmp(texts[0].data, texts[1].data, texts[0].size) == 0);
-    mr_buffer_deinit(&texts[0]);
-    mr_buffer_deinit(&texts[1]);
-    free(old);
-    return same;
-}
-
-static mr_status load_callers(const shutdown_watch *watch, mr_config *config, mr_error *err)
-{
-    MR_TRY(mr_cli_load_config(watch->model, config, err));
-    const bool same = is_same(config, &watch->config);
-    MR_TRY(mr_config_finish(config, err));
-    MR_TRY(mr_server_set_callers(watch->server, &config->tenants, &config->admins, err));
-    if (!same) {
-        mr_log(MR_LOG_WARN, "serve",
-               "other settings were changed too: they take effect with the next start", NULL);
-    }
-    return MR_OK;
-}
-
-/* Tenants with their credentials and limits, administrators, certificates, and what is logged; for
- * the calls that come. Under the mutex, with a server. */
-static void reload(const shutdown_watch *watch)
-{
-    mr_server_reload_tls(watch->server);
-    mr_error err = {0};
-    mr_config *config = mr_calloc(1, sizeof(*config));
-    if (config == NULL) {
-        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "out of memory");
-    } else if (load_callers(watch, config, &err) == MR_OK) {
-        mr_log(MR_LOG_INFO, "serve", "settings are reloaded", "tenants=%" PRIu32,
-               config->tenants.count);
-    }
-    if (err.status != MR_OK) {
-        char text[2 * MR_ERROR_MESSAGE_MAX];
-        mr_log(MR_LOG_ERROR, "serve", "settings are not reloaded: those before stay", "cause=%s",
-               mr_log_quote(err.message, text, sizeof(text)));
-    }
-    free(config);
-}
-
-static int wait_for_signal(const shutdown_watch *watch)
-{
-    int number = 0;
-    while (sigwait(&watch->signals, &number) != 0) {
-    }
-    return number;
-}
-
-/* Drops what comes for a while: supervisors signal a process, and then its group. */
-static void pass_over_signals(const shutdown_watch *watch)
-{
-    const mr_clock clock = mr_clock_monotonic();
-    const uint64_t until_ns = mr_time_add(mr_clock_now(&clock), SAME_ASK_NS);
-    for (uint64_t now_ns = mr_clock_now(&clock); now_ns < until_ns; now_ns = mr_clock_now(&clock)) {
-        const struct timespec left = {.tv_nsec = (long)(until_ns - now_ns)};
-        (void)sigtimedwait(&watch->signals, NULL, &left);
-    }
-}
-
-/* A signal to end by. Once the server drains, nothing is reloaded any more. */
-static int wait_for_end(shutdown_watch *watch, bool reloads)
-{
-    int number = wait_for_signal(watch);
-    while (number == SIGHUP) {
-        pthread_mutex_lock(&watch->mutex);
-        if (reloads && watch->server != NULL) {
-            reload(watch);
-        }
-        pthread_mutex_unlock(&watch->mutex);
-        number = wait_for_signal(watch);
-    }
-    return number;
-}
-
-/* False when the server has left already. */
-static bool ask(shutdown_watch *watch, void (*for_what)(mr_server *server))
-{
-    pthread_mutex_lock(&watch->mutex);
-    const bool there = watch->server != NULL;
-    if (there) {
-        for_what(watch->server);
-    }
-    pthread_mutex_unlock(&watch->mutex);
-    return there;
-}
-
-/* Without the server's leave. */
-static _Noreturn void end_now(int number)
-{
-    mr_log_flush();
-    _exit(EXIT_BY_SIGNAL + number);
-}
-
-static void log_signal(const char *message, int number)
-{
-    mr_log(MR_LOG_INFO, "serve", message, "signal=%s", number == SIGTERM ? "SIGTERM" : "SIGINT");
-}
-
-/* The first signal drains the server, the second ends what still runs, the third the process. */
-static void *watch_signals(void *arg)
-{
-    shutdown_watch *watch = arg;
-    log_signal("shutting down", wait_for_end(watch, true));
-    leave_if_loading(watch);
-    ask(watch, mr_server_leave);
-    pass_over_signals(watch);
-
-    const int second = wait_for_end(watch, false);
-    log_signal("forced to end at once", second);
-    pthread_mutex_lock(&watch->mutex);
-    watch->forced_by = second;
-    pthread_mutex_unlock(&watch->mutex);
-    end_now(ask(watch, mr_server_force) ? wait_for_end(watch, false) : second);
-}
-
-/* The watch lasts as long as the process. */
-static mr_status start_watch(shutdown_watch *watch, mr_error *err)
-{
-    pthread_mutex_init(&watch->mutex, NULL);
-    pthread_t thread;
-    if (pthread_create(&thread, NULL, watch_signals, watch) != 0) {
-        return mr_fail(err, MR_RESOURCE_EXHAUSTED, "the system gave no thread to wait for signals");
-    }
-    pthread_detach(thread);
-    return MR_OK;
-}
-
-/* Does not return if the process is ending already. */
-static void set_loaded(shutdown_watch *watch)
-{
-    pthread_mutex_lock(&watch->mutex);
-    watch->loaded = true;
-    pthread_mutex_unlock(&watch->mutex);
-}
-
 typedef struct addresses {
     const char *listen;
     const char *metrics; /* NULL: no listener, as of the next */
@@ -288,18 +88,18 @@ typedef struct addresses {
 } addresses;
 
 /* Makes the server serve. */
-static int serve_runtime(shutdown_watch *watch, mr_runtime *runtime, const char *listen,
+static int serve_runtime(mr_server *server, mr_runtime *runtime, const char *listen,
                          mr_sharing **sharing, uint64_t started_ns)
 {
     const mr_clock clock = mr_clock_monotonic();
-    const int port = mr_server_port(watch->server);
+    const int port = mr_server_port(server);
     mr_error err = {0};
     if (mr_sharing_create(runtime, listen, port, sharing, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
     log_configuration(runtime);
     log_callers(mr_runtime_config(runtime));
-    mr_server_set_runtime(watch->server, runtime, *sharing);
+    mr_server_set_runtime(server, runtime, *sharing);
     log_ready(runtime, listen, port, mr_clock_now(&clock) - started_ns);
     identify_model(runtime);
     return MR_EXIT_OK;
@@ -307,19 +107,13 @@ static int serve_runtime(shutdown_watch *watch, mr_runtime *runtime, const char 
 
 /* Until the server has left. Gives the exit status, or ends the process where calls are left that
  * use what would be freed. */
-static int run_server(shutdown_watch *watch, int status)
+static int run_server(mr_server *server, mr_signal_watch *watch, int status)
 {
-    mr_server *server = watch->server;
     if (status != MR_EXIT_OK) {
         mr_server_close(server);
     }
     const bool ended = mr_server_run(server);
-    pthread_mutex_lock(&watch->mutex);
-    watch->server = NULL;
-    if (watch->forced_by != 0) {
-        status = EXIT_BY_SIGNAL + watch->forced_by;
-    }
-    pthread_mutex_unlock(&watch->mutex);
+    status = mr_signal_watch_left(watch, status);
     if (!ended) {
         mr_log(MR_LOG_ERROR, "serve",
                "calls are left that cannot be ended: the engine is still in its step", NULL);
@@ -336,22 +130,21 @@ static bool has_failed(mr_runtime *runtime)
     return stats.failed;
 }
 
-static int serve(shutdown_watch *watch, mr_metrics_http *http, const char *listen, const char *path,
-                 mr_config *config)
+static int serve(mr_server *server, mr_signal_watch *watch, mr_metrics_http *http,
+                 const char *listen, const char *path, mr_config *config)
 {
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t started = mr_clock_now(&clock);
-    mr_server *server = watch->server;
     mr_runtime_options options = {
         .model_path = path, .with_engine = true, .failed = mr_server_news(server)};
     mr_runtime *runtime = NULL;
     mr_sharing *sharing = NULL;
     int status = mr_command_open_runtime(config, &options, &runtime);
-    set_loaded(watch);
+    mr_signal_watch_loaded(watch);
     if (status == MR_EXIT_OK) {
-        status = serve_runtime(watch, runtime, listen, &sharing, started);
+        status = serve_runtime(server, runtime, listen, &sharing, started);
     }
-    status = run_server(watch, status);
+    status = run_server(server, watch, status);
     if (status == MR_EXIT_OK && has_failed(runtime)) {
         status = MR_EXIT_DEVICE; /* whoever watches over the process starts it again */
     }
@@ -435,31 +228,32 @@ static mr_status start_listening(const addresses *where, const mr_config *config
 }
 
 /* Everything behind the command line. */
-static int listen_and_serve(shutdown_watch *watch, const addresses *where)
+static int listen_and_serve(mr_signal_watch *watch, const mr_cli_model *model,
+                            const addresses *where)
 {
     mr_error err = {0};
     mr_config config;
-    if (mr_cli_load_config(watch->model, &config, &err) != MR_OK) {
+    if (mr_cli_load_config(model, &config, &err) != MR_OK) {
         return mr_cli_fail(MR_EXIT_USAGE, &err);
     }
+    mr_server *server = NULL;
     mr_metrics_http *http = NULL;
-    if (start_listening(where, &config, &watch->server, &http, &err) != MR_OK) {
+    if (start_listening(where, &config, &server, &http, &err) != MR_OK) {
         return mr_cli_fail(err.status == MR_INVALID_ARGUMENT ? MR_EXIT_USAGE : MR_EXIT_FAILED,
                            &err);
     }
-    watch->config = config;
-    if (start_watch(watch, &err) != MR_OK) {
+    if (mr_signal_watch_start(watch, server, model, &config, &err) != MR_OK) {
         mr_metrics_http_stop(http);
-        mr_server_destroy(watch->server);
+        mr_server_destroy(server);
         return mr_cli_fail(MR_EXIT_FAILED, &err);
     }
-    return serve(watch, http, where->listen, watch->model->path, &config);
+    return serve(server, watch, http, where->listen, model->path, &config);
 }
 
 int mr_cmd_serve(int argc, char **argv)
 {
-    static shutdown_watch watch; /* its thread outlasts this function */
-    block_signals(&watch.signals);
+    static mr_signal_watch watch; /* its thread outlasts this function */
+    mr_signal_watch_init(&watch);
 
     static mr_cli_model model; /* as the watch */
     addresses where = {.listen = DEFAULT_LISTEN};
@@ -502,6 +296,5 @@ int mr_cmd_serve(int argc, char **argv)
     if (model.path == NULL) {
         return mr_cli_fail_usage("serve: --model PATH is missing");
     }
-    watch.model = &model;
-    return listen_and_serve(&watch, &where);
+    return listen_and_serve(&watch, &model, &where);
 }
