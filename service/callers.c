@@ -1,50 +1,26 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/callers.h"
 
+#include "service/api_key.h"
+
 #include <string.h>
 #include <strings.h>
 
 #define SCHEME "Bearer "
 
-static mr_status fail_admin(const mr_admin *admin, mr_error *err, const char *what)
+static mr_holder holder_of(const mr_admin *admin)
 {
-    return mr_fail_field(err, MR_INVALID_ARGUMENT, "admin.callers", "administrator \"%s\": %s",
-                         admin->name, what);
-}
-
-static mr_status check_one(const mr_admin *admin, mr_error *err)
-{
-    const mr_credentials *credentials = &admin->credentials;
-    if (!mr_caller_name_valid(admin->name)) {
-        return fail_admin(admin, err,
-                          "its name must have 1 to 63 letters, digits, dots, dashes and "
-                          "underscores");
-    }
-    if (credentials->n_keys == 0 && credentials->n_identities == 0) {
-        return fail_admin(admin, err,
-                          "it has no keys and no identities, so nobody could call as it: list the "
-                          "SHA-256 of its key in keys");
-    }
-    const char *repeated = mr_credentials_repeated(credentials);
-    return repeated == NULL ? MR_OK
-                            : fail_admin(admin, err,
-                                         repeated[0] == 'i' ? "an identity is listed twice"
-                                                            : "a key is listed twice");
+    return (mr_holder){"administrator", "admin.callers", admin->name, &admin->credentials};
 }
 
 mr_status mr_admins_check(const mr_admins *admins, mr_error *err)
 {
     for (uint32_t i = 0; i < admins->count; i++) {
-        const mr_admin *admin = &admins->items[i];
-        MR_TRY(check_one(admin, err));
+        const mr_holder holder = holder_of(&admins->items[i]);
+        MR_TRY(mr_holder_check(&holder, err));
         for (uint32_t k = 0; k < i; k++) {
-            if (strcmp(admin->name, admins->items[k].name) == 0) {
-                return fail_admin(admin, err, "two administrators have this name");
-            }
-            if (mr_credentials_common(&admin->credentials, &admins->items[k].credentials) != NULL) {
-                return fail_admin(admin, err,
-                                  "another one has the same key or identity: give each its own");
-            }
+            const mr_holder before = holder_of(&admins->items[k]);
+            MR_TRY(mr_holder_check_pair(&holder, &before, err));
         }
     }
     return MR_OK;
@@ -53,16 +29,10 @@ mr_status mr_admins_check(const mr_admins *admins, mr_error *err)
 mr_status mr_callers_check(const mr_tenants *tenants, const mr_admins *admins, mr_error *err)
 {
     for (uint32_t a = 0; a < admins->count; a++) {
-        const mr_admin *admin = &admins->items[a];
+        const mr_holder admin = holder_of(&admins->items[a]);
         for (uint32_t t = 0; t < tenants->count; t++) {
-            const mr_tenant *tenant = &tenants->items[t];
-            const char *common = mr_credentials_common(&admin->credentials, &tenant->credentials);
-            if (common != NULL) {
-                return mr_fail_field(err, MR_INVALID_ARGUMENT, "admin.callers",
-                                     "administrator \"%s\" and tenant \"%s\" have the same %s: "
-                                     "give each its own",
-                                     admin->name, tenant->name, common);
-            }
+            const mr_holder tenant = mr_tenant_holder(&tenants->items[t]);
+            MR_TRY(mr_holder_check_pair(&admin, &tenant, err));
         }
     }
     return MR_OK;

@@ -7,6 +7,7 @@
 #define MILLRACE_SERVICE_CLI_H
 
 #include "base/status.h"
+#include "service/api_key.h"
 #include "service/config.h"
 
 #include <stdbool.h>

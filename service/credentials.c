@@ -67,7 +67,7 @@ static bool is_same(const char *a, const char *b)
     return kind_of(a) == MR_NAME_DNS ? strcasecmp(a, b) == 0 : strcmp(a, b) == 0;
 }
 
-bool mr_credentials_has_identity(const mr_credentials *credentials, const char *identity)
+static bool has_identity(const mr_credentials *credentials, const char *identity)
 {
     for (uint32_t i = 0; i < credentials->n_identities; i++) {
         if (is_same(credentials->identities[i], identity)) {
@@ -115,7 +115,8 @@ bool mr_credentials_match(const mr_credentials *credentials, const mr_peer *peer
     return false;
 }
 
-const char *mr_credentials_common(const mr_credentials *a, const mr_credentials *b)
+/* What is in both: "key", "identity", or NULL. */
+static const char *common_to(const mr_credentials *a, const mr_credentials *b)
 {
     for (uint32_t i = 0; i < a->n_keys; i++) {
         if (mr_credentials_has_key(b, a->keys[i])) {
@@ -123,14 +124,15 @@ const char *mr_credentials_common(const mr_credentials *a, const mr_credentials 
         }
     }
     for (uint32_t i = 0; i < a->n_identities; i++) {
-        if (mr_credentials_has_identity(b, a->identities[i])) {
+        if (has_identity(b, a->identities[i])) {
             return "identity";
         }
     }
     return NULL;
 }
 
-const char *mr_credentials_repeated(const mr_credentials *credentials)
+/* What is in it twice, the same way. */
+static const char *repeated_in(const mr_credentials *credentials)
 {
     for (uint32_t i = 1; i < credentials->n_keys; i++) {
         for (uint32_t k = 0; k < i; k++) {
@@ -147,4 +149,58 @@ const char *mr_credentials_repeated(const mr_credentials *credentials)
         }
     }
     return NULL;
+}
+
+mr_status mr_holder_fail(const mr_holder *holder, mr_error *err, const char *what)
+{
+    return mr_fail_field(err, MR_INVALID_ARGUMENT, holder->setting, "%s \"%s\": %s", holder->kind,
+                         holder->name, what);
+}
+
+static bool is_name(const char *name)
+{
+    static const char allowed[] = "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
+                                  "0123456789._-";
+    return name[0] != '\0' && name[strspn(name, allowed)] == '\0';
+}
+
+mr_status mr_holder_check(const mr_holder *holder, mr_error *err)
+{
+    const mr_credentials *credentials = holder->credentials;
+    if (!is_name(holder->name)) {
+        return mr_holder_fail(holder, err,
+                              "its name must have 1 to 63 letters, digits, dots, dashes and "
+                              "underscores");
+    }
+    if (credentials->n_keys == 0 && credentials->n_identities == 0) {
+        return mr_holder_fail(holder, err,
+                              "it has no keys and no identities, so nobody could call as it: list "
+                              "the SHA-256 of its key in keys");
+    }
+    const char *repeated = repeated_in(credentials);
+    return repeated == NULL ? MR_OK
+                            : mr_holder_fail(holder, err,
+                                             repeated[0] == 'i' ? "an identity is listed twice"
+                                                                : "a key is listed twice");
+}
+
+mr_status mr_holder_check_pair(const mr_holder *a, const mr_holder *b, mr_error *err)
+{
+    const bool alike = strcmp(a->kind, b->kind) == 0;
+    const char *common = common_to(a->credentials, b->credentials);
+    if (alike && strcmp(a->name, b->name) == 0) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, a->setting,
+                             "%s \"%s\": two %ss have this name", a->kind, a->name, a->kind);
+    }
+    if (common != NULL && alike) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, a->setting,
+                             "%ss \"%s\" and \"%s\" have %s %s in common: give each its own",
+                             a->kind, b->name, a->name, common[0] == 'i' ? "an" : "a", common);
+    }
+    if (common != NULL) {
+        return mr_fail_field(err, MR_INVALID_ARGUMENT, a->setting,
+                             "%s \"%s\" and %s \"%s\" have the same %s: give each its own", a->kind,
+                             a->name, b->kind, b->name, common);
+    }
+    return MR_OK;
 }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What a caller is known by: keys, of which only the SHA-256 is kept, and names in the certificate
- * that the TLS handshake has verified.
+ * that the TLS handshake has verified. No two callers are known by the same.
  *
  * An identity is written as
  *   spiffe://example.org/a/b   a URI among the subject's alternative names, the same to the byte
@@ -55,14 +55,24 @@ MR_MUST_USE mr_status mr_identity_check(const char *text, mr_error *err);
 /* Whether one of its keys has this digest. Takes the same time whichever it is. */
 bool mr_credentials_has_key(const mr_credentials *credentials,
                             const uint8_t digest[MR_SHA256_BYTES]);
-/* Whether it has the identity, as the configuration spells it. */
-bool mr_credentials_has_identity(const mr_credentials *credentials, const char *identity);
 /* Whether the certificate holds one of its identities. */
 bool mr_credentials_match(const mr_credentials *credentials, const mr_peer *peer);
 
-/* What is in both: "key", "identity", or NULL. */
-const char *mr_credentials_common(const mr_credentials *a, const mr_credentials *b);
-/* What is in it twice, the same way. */
-const char *mr_credentials_repeated(const mr_credentials *credentials);
+/* Somebody who is known by credentials. All is borrowed. */
+typedef struct mr_holder {
+    const char *kind;    /* "tenant" or "administrator" */
+    const char *setting; /* the list that it stands in; what errors are about */
+    const char *name;
+    const mr_credentials *credentials;
+} mr_holder;
+
+/* INVALID_ARGUMENT, naming the holder: its name is missing or badly spelled (it stands in logs,
+ * metrics and keys of a store), or it has no credentials, or one of them twice. */
+MR_MUST_USE mr_status mr_holder_check(const mr_holder *holder, mr_error *err);
+/* INVALID_ARGUMENT, about `a`: two of one kind have the same name, or any two have a credential in
+ * common. */
+MR_MUST_USE mr_status mr_holder_check_pair(const mr_holder *a, const mr_holder *b, mr_error *err);
+/* INVALID_ARGUMENT: what is wrong with the holder. Always fails. */
+mr_status mr_holder_fail(const mr_holder *holder, mr_error *err, const char *what);
 
 #endif

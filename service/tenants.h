@@ -17,9 +17,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#define MR_TENANT_NAME_MAX  63
-#define MR_API_KEY_MAX      1024 /* bytes */
-#define MR_API_KEY_VARIABLE "MILLRACE_API_KEY"
+#define MR_TENANT_NAME_MAX 63
 
 typedef struct mr_tenant {
     char name[MR_TENANT_NAME_MAX + 1];
@@ -52,13 +50,7 @@ uint32_t mr_tenants_find(const mr_tenants *tenants, const uint8_t digest[MR_SHA2
 /* The tenant of an index, as mr_caller has it; never NULL. */
 const mr_tenant *mr_tenants_get(const mr_tenants *tenants, uint32_t index);
 
-/* True of a name of 1 to 63 letters, digits, dots, dashes and underscores: it stands in logs,
- * metrics and keys of a store. */
-bool mr_caller_name_valid(const char *name);
-
-/* A key for a client: what the file holds, without white space at its end, or where there is no
- * file MILLRACE_API_KEY, or "". INVALID_ARGUMENT naming where it came from, not quoting it. */
-MR_MUST_USE mr_status mr_api_key_load(const char *path, char key[MR_API_KEY_MAX + 1],
-                                      mr_error *err);
+/* The tenant as one of those who hold credentials; borrows it. */
+mr_holder mr_tenant_holder(const mr_tenant *tenant);
 
 #endif

@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "service/api_key.h"
 #include "service/callers.h"
 
 #include <setjmp.h>
@@ -267,7 +268,8 @@ static void test_callers_credentials_are_of_one(void **state)
     s.admins.count = 2;
     assert_admins_refused(&s.admins, "two administrators have this name");
     s.admins.items[1].name[0] = 'x';
-    assert_admins_refused(&s.admins, "give each its own");
+    assert_admins_refused(&s.admins, "administrators \"ops\" and \"xps\" have a key in common: "
+                                     "give each its own");
     s.admins.items[1].credentials = (mr_credentials){0};
     assert_admins_refused(&s.admins, "no keys and no identities");
     add_key(&s.admins.items[1].credentials, "x");
