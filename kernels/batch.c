@@ -12,7 +12,6 @@ struct mr_batch_storage {
     uint32_t max_block_deltas;
     uint32_t n_bias;
     uint32_t n_history;
-    bool adapters; /* a sequence has one */
 
     int32_t *token_src;
     uint32_t *positions;

@@ -422,12 +422,6 @@ void mr_gguf_mark_used(mr_gguf *gguf, const char *name)
     }
 }
 
-void mr_gguf_tensor_data(const mr_gguf *gguf, const void **data, size_t *bytes)
-{
-    *data = gguf->data + gguf->data_start;
-    *bytes = gguf->size - (size_t)gguf->data_start;
-}
-
 size_t mr_gguf_value_count(const mr_gguf *gguf)
 {
     return gguf->n_values;

@@ -59,8 +59,6 @@ void mr_gguf_destroy(mr_gguf *gguf);
 const mr_tensor_table *mr_gguf_tensors(const mr_gguf *gguf);
 /* Notes that the tensor of this name is read; a name that is not there is ignored. */
 void mr_gguf_mark_used(mr_gguf *gguf, const char *name);
-/* The part of the file that holds tensor data; 0 bytes if there is none. */
-void mr_gguf_tensor_data(const mr_gguf *gguf, const void **data, size_t *bytes);
 
 size_t mr_gguf_value_count(const mr_gguf *gguf);
 const mr_gguf_value *mr_gguf_value_at(const mr_gguf *gguf, size_t index);

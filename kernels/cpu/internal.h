@@ -157,26 +157,10 @@ extern const mr_cpu_path mr_cpu_path_reference;
  * the caller's question. In fast_path.c. */
 const mr_cpu_path *mr_cpu_fast_path(mr_cpu_isa isa);
 
-/* Operators of the reference that other paths may put into their tables as they are. */
-void mr_cpu_ref_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
-                      uint32_t threads); /* needs the reference's layout of the table */
-void mr_cpu_ref_norm(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
-                     uint32_t threads);
-void mr_cpu_ref_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
-                        uint32_t threads);
-void mr_cpu_ref_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
-                          uint32_t thread, uint32_t threads); /* scratch: mr_cpu_ref_scratch */
-void mr_cpu_ref_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
-                      uint32_t threads);
-void mr_cpu_ref_activate(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
-                         uint32_t threads);
-void mr_cpu_ref_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
-                       uint32_t threads);
-/* Samples the rows of op->unary.in (overwritten) into the results of the executor. */
+/* The operator that every path has alike: samples the rows of op->unary.in (overwritten) into the
+ * results of the executor. */
 void mr_cpu_op_sample(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads);
-/* Scratch bytes a thread that the reference's operators want. */
-size_t mr_cpu_ref_scratch(const mr_cpu_exec *exec);
 
 /* weights.c. Lays out and packs every weight of a checked plan on the pool's threads. */
 MR_MUST_USE mr_status mr_cpu_weights_create(const mr_cpu_path *path, mr_thread_pool *pool,

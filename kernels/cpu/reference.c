@@ -50,7 +50,7 @@ static void add_position(const mr_cpu_exec *exec, const mr_op_embed *op, uint32_
     }
 }
 
-void mr_cpu_ref_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+static void run_embed(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads)
 {
     const mr_cpu_weight *table = &exec->weights->items[op->embed.table];
@@ -117,7 +117,7 @@ static void layer_norm(const norm_row *r)
     }
 }
 
-void mr_cpu_ref_norm(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+static void run_norm(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                      uint32_t threads)
 {
     const mr_op_norm *norm = &op->norm;
@@ -213,7 +213,7 @@ static void store_kv(mr_cpu_kv_piece piece, uint32_t offset, const float *from, 
     }
 }
 
-void mr_cpu_ref_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+static void run_rope_kv(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                         uint32_t threads)
 {
     const mr_op_rope_kv *rk = &op->rope_kv;
@@ -253,7 +253,7 @@ static float activate(mr_activation activation, float x)
     return x > 0.0f ? x : 0.0f;
 }
 
-void mr_cpu_ref_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+static void run_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                       uint32_t threads)
 {
     const mr_op_gated *gated = &op->gated;
@@ -272,7 +272,7 @@ void mr_cpu_ref_gated(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
     }
 }
 
-void mr_cpu_ref_activate(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+static void run_activate(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                          uint32_t threads)
 {
     const mr_op_activate *act = &op->activate;
@@ -290,7 +290,7 @@ void mr_cpu_ref_activate(mr_cpu_exec *exec, const mr_op *op, const mr_batch *bat
     }
 }
 
-void mr_cpu_ref_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
+static void run_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                        uint32_t threads)
 {
     const size_t bytes = exec->plan->buffers[op->unary.in].width * sizeof(float);
@@ -300,7 +300,7 @@ void mr_cpu_ref_gather(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch
     }
 }
 
-size_t mr_cpu_ref_scratch(const mr_cpu_exec *exec)
+static size_t scratch_bytes(const mr_cpu_exec *exec)
 {
     size_t most = 0;
     for (uint32_t i = 0; i < exec->plan->n_ops; i++) {
@@ -323,17 +323,17 @@ const mr_cpu_path mr_cpu_path_reference = {
     .numerics = "cpu-reference/f32/1",
     .weight_layout = weight_layout,
     .weight_pack = weight_pack,
-    .scratch_bytes = mr_cpu_ref_scratch,
+    .scratch_bytes = scratch_bytes,
     .ops =
         {
-            [MR_OP_EMBED] = mr_cpu_ref_embed,
-            [MR_OP_NORM] = mr_cpu_ref_norm,
+            [MR_OP_EMBED] = run_embed,
+            [MR_OP_NORM] = run_norm,
             [MR_OP_LINEAR] = mr_cpu_ref_linear,
-            [MR_OP_ROPE_KV] = mr_cpu_ref_rope_kv,
+            [MR_OP_ROPE_KV] = run_rope_kv,
             [MR_OP_ATTENTION] = mr_cpu_ref_attention,
-            [MR_OP_GATED] = mr_cpu_ref_gated,
-            [MR_OP_ACTIVATE] = mr_cpu_ref_activate,
-            [MR_OP_GATHER] = mr_cpu_ref_gather,
+            [MR_OP_GATED] = run_gated,
+            [MR_OP_ACTIVATE] = run_activate,
+            [MR_OP_GATHER] = run_gather,
             [MR_OP_SAMPLE] = mr_cpu_op_sample,
         },
 };

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Dot products of the reference: float32, in an order that depends on the length only. */
+/* Inside of the reference path: its dot product, float32 in an order that depends on the length
+ * only, and its operators that have files of their own. */
 #ifndef MILLRACE_KERNELS_CPU_REFERENCE_H
 #define MILLRACE_KERNELS_CPU_REFERENCE_H
 
@@ -29,9 +30,11 @@ static inline float mr_ref_dot(const float *restrict a, const float *restrict b,
     return lane[0];
 }
 
-/* Operators that have files of their own, and the scratch they want a thread. */
+/* Operators as in mr_cpu_path.ops, and the scratch bytes that they want a thread. */
 void mr_cpu_ref_linear(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch, uint32_t thread,
                        uint32_t threads);
+void mr_cpu_ref_attention(mr_cpu_exec *exec, const mr_op *op, const mr_batch *batch,
+                          uint32_t thread, uint32_t threads);
 size_t mr_cpu_ref_linear_scratch(const mr_cpu_exec *exec, const mr_op_linear *op);
 size_t mr_cpu_ref_attention_scratch(const mr_cpu_exec *exec, const mr_op_attention *op);
 
