@@ -7,11 +7,11 @@ import math
 import os
 import pathlib
 import shutil
-import subprocess
 
 import grpc
 import pytest
 
+from commands import output, run
 from metrics import Scrape
 from serving import CALL_S, Server, choices, failure, generate, greedy
 from stubs import REPOSITORY, pb
@@ -21,16 +21,6 @@ REFERENCE = pathlib.Path(os.environ.get("MILLRACE_REFERENCE", REPOSITORY.parent 
 SMALL = ["mistral-window", "opt", "phi3-longrope", "qwen3"]  # in tests/data
 REFUSED = {"cohere": "cohere", "gemma2": "gemma2", "gemma3": "gemma3_text", "gpt-neox": "gpt_neox", "gpt2": "gpt2",
            "mixtral": "mixtral", "qwen3-moe": "qwen3_moe", "stablelm": "stablelm", "starcoder2": "starcoder2"}
-
-
-def run(binary, *arguments, stdin=None):
-    return subprocess.run([binary, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=600)
-
-
-def output(binary, *arguments, stdin=None):
-    done = run(binary, *arguments, stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def bare_copy(name, to):

@@ -5,10 +5,10 @@ import json
 import math
 import shutil
 import struct
-import subprocess
 
 import pytest
 
+from commands import output, run
 from serving import CALL_S, Server
 from stubs import REPOSITORY, pb
 
@@ -29,16 +29,6 @@ LAYOUTS = {
              "ignore": ["lm_head"]},
     "fp8": {"quant_method": "fp8"},
 }
-
-
-def run(binary, *arguments, stdin=None):
-    return subprocess.run([binary, *map(str, arguments)], input=stdin, capture_output=True, text=True, timeout=600)
-
-
-def output(binary, *arguments, stdin=None):
-    done = run(binary, *arguments, stdin=stdin)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def edit_config(model, change):

@@ -2,18 +2,12 @@
 """The command line against the reference data: tokens, greedy output, perplexity."""
 import json
 import pathlib
-import subprocess
 
 import pytest
 
+from commands import output, run
+
 DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
-
-
-def run(binary, *arguments, stdin=None):
-    done = subprocess.run([binary, *map(str, arguments)], input=stdin, capture_output=True, text=True,
-                          timeout=600)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def json_lines(text):
@@ -23,10 +17,10 @@ def json_lines(text):
 def test_tokenize_equals_the_reference_and_back(millrace_bin, model_path):
     rows = json_lines((DATA / "tokenize.jsonl").read_text())
     asked = "".join(json.dumps({"text": row["text"]}) + "\n" for row in rows)
-    got = json_lines(run(millrace_bin, "tokenize", "--model", model_path, "--jsonl", stdin=asked))
+    got = json_lines(output(millrace_bin, "tokenize", "--model", model_path, "--jsonl", stdin=asked))
     assert [row["ids"] for row in got] == [row["ids"] for row in rows]
     asked = "".join(json.dumps({"ids": row["ids"]}) + "\n" for row in rows)
-    back = json_lines(run(millrace_bin, "tokenize", "--model", model_path, "--jsonl", "--decode", stdin=asked))
+    back = json_lines(output(millrace_bin, "tokenize", "--model", model_path, "--jsonl", "--decode", stdin=asked))
     assert [row["text"] for row in back] == [row["text"] for row in rows]
 
 
@@ -38,7 +32,7 @@ def score_arguments(model, *settings):
 
 
 def score(binary, model, *settings):
-    return json.loads(run(binary, *score_arguments(model, *settings)))
+    return json.loads(output(binary, *score_arguments(model, *settings)))
 
 
 def test_perplexity_of_the_reference_mode(millrace_bin, model_path):
@@ -57,7 +51,7 @@ def test_perplexity_of_the_default_mode(millrace_bin, model_path):
 @pytest.mark.parametrize("cpu_path", ["avx2", "avx512vnni", "avx512bf16", "amx"])
 def test_perplexity_of_cpu_paths(millrace_bin, model_path, cpu_path):
     arguments = score_arguments(model_path, f"cpu_path={cpu_path}")
-    done = subprocess.run([millrace_bin, *map(str, arguments)], capture_output=True, text=True, timeout=600)
+    done = run(millrace_bin, *arguments)
     if f"the {cpu_path} path is not in this build or not supported by this CPU" in done.stderr:
         assert done.returncode != 0 and not done.stdout  # refused by name; unit tests run it emulated
         return
@@ -78,7 +72,7 @@ def test_perplexity_of_kv_types(millrace_bin, model_path, kv_cache_dtype, bound)
 
 def test_inspect_tells_kv_bytes_of_each_type(millrace_bin, model_path):
     # 30 layers, keys and values of 3 heads of 64; int8 has a float scale a token and head
-    memory = json.loads(run(millrace_bin, "inspect", model_path, "--json"))["memory"]
+    memory = json.loads(output(millrace_bin, "inspect", model_path, "--json"))["memory"]
     heads = 30 * 2 * 3
     assert memory["kv_cache_bytes_per_token_by_dtype"] == {
         "f32": heads * 256, "f16": heads * 128, "bf16": heads * 128, "int8": heads * (64 + 4), "fp8": heads * 64}
@@ -89,8 +83,8 @@ def test_greedy_output_of_the_reference_mode(millrace_bin, model_path):
     rows = json.loads((DATA / "greedy.json").read_text())
     asked = "".join(json.dumps({"id": str(i), "prompt_ids": row["prompt_ids"], "temperature": 0,
                                 "max_tokens": len(row["output_ids"])}) + "\n" for i, row in enumerate(rows))
-    got = json_lines(run(millrace_bin, "generate", "--model", model_path, "--set", "compute=f32", "--jsonl",
-                         stdin=asked))
+    got = json_lines(output(millrace_bin, "generate", "--model", model_path, "--set", "compute=f32", "--jsonl",
+                            stdin=asked))
     assert [row["id"] for row in got] == [str(i) for i in range(len(rows))]
     for row, result in zip(rows, got):
         certain = row["first_gap_below_0.05"]
@@ -101,5 +95,5 @@ def test_greedy_output_of_the_reference_mode(millrace_bin, model_path):
 def test_chat_is_rendered_as_the_template_does(millrace_bin, model_path):
     rows = [row for row in json.loads((DATA / "greedy.json").read_text()) if row["kind"] == "chat"]
     asked = "".join(json.dumps({"messages": [{"role": "user", "content": row["user"]}]}) + "\n" for row in rows)
-    got = json_lines(run(millrace_bin, "tokenize", "--model", model_path, "--jsonl", "--chat", stdin=asked))
+    got = json_lines(output(millrace_bin, "tokenize", "--model", model_path, "--jsonl", "--chat", stdin=asked))
     assert [row["ids"] for row in got] == [row["prompt_ids"] for row in rows]
