@@ -3,6 +3,7 @@
 #include "service/commands.h"
 #include "service/generate_remote.h"
 #include "service/generation.h"
+#include "service/generation_lists.h"
 #include "service/jsonl.h"
 #include "service/listen.h"
 #include "service/prompt.h"

@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "model/model.h"
-#include "service/generation.h"
+#include "service/generation_lists.h"
 #include "service/result.h"
 
 #include <jansson.h>

@@ -7,7 +7,7 @@
 #include "base/buffer.h"
 #include "base/status.h"
 #include "scheduler/request.h"
-#include "service/generation.h"
+#include "service/generation_lists.h"
 #include "service/runtime.h"
 
 #include "millrace/v1/inference.pb-c.h"

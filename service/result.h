@@ -8,7 +8,7 @@
 
 #include "base/buffer.h"
 #include "scheduler/request.h"
-#include "service/generation.h"
+#include "service/generation_lists.h"
 #include "service/runtime.h"
 #include "service/text.h"
 
