@@ -13,8 +13,8 @@
 #include "model/gguf_vocab.h"
 #include "model/hf_json.h"
 #include "model/hf_text.h"
+#include "model/kv_scales.h"
 #include "model/model_internal.h"
-#include "model/quant_weights.h"
 #include "model/rope.h"
 
 #include <inttypes.h>
@@ -175,7 +175,7 @@ static mr_status try_plan(mr_model *model, const char *label, mr_error *err)
     const mr_tensor_table *tensors = tensors_of(model);
     if (tensors != NULL) {
         log_unused(tensors, label);
-        const uint32_t scaled = mr_quant_kv_layers(tensors);
+        const uint32_t scaled = mr_kv_scale_layers(tensors);
         if (scaled > 0) {
             snprintf(model->config.kv_scales, sizeof(model->config.kv_scales),
                      "checkpoint, %" PRIu32 " of %" PRIu32 " layers; used by fp8 caches", scaled,

@@ -2,7 +2,6 @@
 #include "model/quant_weights.h"
 
 #include <inttypes.h>
-#include <math.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -361,19 +360,6 @@ static void set_bytes(mr_code_matrix *m, const mr_model_tensor *tensor, mr_code_
                           .line = columns};
 }
 
-/* The one positive number of a tensor. */
-static bool read_number(const mr_model_tensor *tensor, float *out)
-{
-    const mr_dtype_info *type = mr_dtype_info_get(tensor->dtype);
-    if ((tensor->dtype != MR_DTYPE_F32 && tensor->dtype != MR_DTYPE_F16 &&
-         tensor->dtype != MR_DTYPE_BF16) ||
-        tensor->bytes != type->block_bytes) {
-        return false;
-    }
-    mr_dequantize(tensor->dtype, tensor->data, out, 1);
-    return *out > 0.0f && isfinite(*out);
-}
-
 /* The scale that inputs are rounded by, where the checkpoint has one for all of them. */
 static mr_status take_input_scale(const finder *f)
 {
@@ -382,7 +368,7 @@ static mr_status take_input_scale(const finder *f)
         return MR_OK;
     }
     float value = 0.0f;
-    if (!read_number(scale, &value)) {
+    if (!mr_tensor_number(scale, &value)) {
         return mr_fail(f->err, MR_DATA_LOSS,
                        "tensor '%s' is no positive number; the checkpoint is damaged, download it "
                        "again",
@@ -522,54 +508,4 @@ uint32_t mr_quant_unit(const mr_quant_config *config, const mr_tensor_table *ten
         return k;
     }
     return group == 0 ? MR_CODES_BLOCK : group;
-}
-
-/* Names that tools have for it, by the key or value projection or the attention around it. */
-static const mr_model_tensor *kv_scale_of(const mr_tensor_table *tensors, const char *projection,
-                                          bool key)
-{
-    const char *own = key ? "k_scale" : "v_scale";
-    const char *dot = strrchr(projection, '.');
-    char attention[NAME_BYTES];
-    char inner[NAME_BYTES];
-    (void)snprintf(attention, sizeof(attention), "%.*s", dot != NULL ? (int)(dot - projection) : 0,
-                   projection);
-    (void)snprintf(inner, sizeof(inner), "%.140s.attn", attention);
-    const char *const modules[] = {projection, projection, attention, inner, attention};
-    const char *const suffixes[] = {own, "output_scale", own, own, "kv_scale"};
-    const mr_model_tensor *tensor = NULL;
-    for (size_t i = 0; tensor == NULL && i < sizeof(modules) / sizeof(modules[0]); i++) {
-        tensor = look_up(tensors, modules[i], suffixes[i]);
-    }
-    return tensor;
-}
-
-bool mr_quant_kv_scale(const mr_tensor_table *tensors, const char *projection, bool key,
-                       float *scale)
-{
-    const mr_model_tensor *tensor = kv_scale_of(tensors, projection, key);
-    float value = 0.0f;
-    if (tensor == NULL || !read_number(tensor, &value)) {
-        return false;
-    }
-    mr_tensor_table_mark_used(tensors, tensor);
-    *scale = value;
-    return true;
-}
-
-static bool ends_with(const char *text, const char *end)
-{
-    const size_t bytes = strlen(text);
-    return bytes >= strlen(end) && strcmp(text + bytes - strlen(end), end) == 0;
-}
-
-uint32_t mr_quant_kv_layers(const mr_tensor_table *tensors)
-{
-    uint32_t layers = 0;
-    for (size_t i = 0; i < tensors->count; i++) {
-        const char *name = tensors->items[i].name;
-        layers += ends_with(name, ".k_scale") || ends_with(name, ".k_proj.output_scale") ||
-                  ends_with(name, ".kv_scale");
-    }
-    return layers;
 }

@@ -32,13 +32,6 @@ MR_MUST_USE mr_status mr_quant_find(const mr_quant_config *config, const mr_tens
                                     const mr_quant_module *module, mr_weight_codes *out,
                                     bool *found, mr_error *err);
 
-/* The scale that the checkpoint has for keys (or values) of a cache of F8_E4M3, by the name of the
- * projection ("model.layers.0.self_attn.k_proj"); false without one that is a positive number. */
-bool mr_quant_kv_scale(const mr_tensor_table *tensors, const char *projection, bool key,
-                       float *scale);
-/* Layers that have such. An int8 cache has scales of its own (kernels/kv_layout.h). */
-uint32_t mr_quant_kv_layers(const mr_tensor_table *tensors);
-
 /* Inputs of the module that must stay together when ranks divide them: its groups; all of them
  * with act-order; 1 if its weight is plain. */
 uint32_t mr_quant_unit(const mr_quant_config *config, const mr_tensor_table *tensors,

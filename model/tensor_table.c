@@ -2,8 +2,10 @@
 #include "model/tensor_table.h"
 
 #include "base/checked.h"
+#include "kernels/dtype.h"
 
 #include <inttypes.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -54,6 +56,18 @@ void mr_tensor_table_mark_used(const mr_tensor_table *table, const mr_model_tens
     if (!table->items[index].used) {
         table->items[index].used = true;
     }
+}
+
+bool mr_tensor_number(const mr_model_tensor *tensor, float *out)
+{
+    const mr_dtype_info *type = mr_dtype_info_get(tensor->dtype);
+    if ((tensor->dtype != MR_DTYPE_F32 && tensor->dtype != MR_DTYPE_F16 &&
+         tensor->dtype != MR_DTYPE_BF16) ||
+        tensor->bytes != type->block_bytes) {
+        return false;
+    }
+    mr_dequantize(tensor->dtype, tensor->data, out, 1);
+    return *out > 0.0f && isfinite(*out);
 }
 
 void mr_tensor_shape_text(const mr_model_tensor *tensor, char out[96])

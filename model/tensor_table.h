@@ -8,6 +8,7 @@
 #include "base/status.h"
 #include "model/model.h"
 
+#include <stdbool.h>
 #include <stddef.h>
 #include <stdint.h>
 
@@ -36,6 +37,9 @@ MR_MUST_USE mr_status mr_tensor_table_require(const mr_tensor_table *table, cons
 
 /* Notes that the tensor is read. One thread at a time until all are noted. */
 void mr_tensor_table_mark_used(const mr_tensor_table *table, const mr_model_tensor *tensor);
+
+/* The one positive number of a tensor; false when it is none. */
+bool mr_tensor_number(const mr_model_tensor *tensor, float *out);
 
 /* Writes "[49152, 576]" into out. */
 void mr_tensor_shape_text(const mr_model_tensor *tensor, char out[96]);
