@@ -3,7 +3,10 @@
 #ifndef MILLRACE_TESTS_SAFETENSORS_WRITER_H
 #define MILLRACE_TESTS_SAFETENSORS_WRITER_H
 
+#include "../base/temp_dir.h"
+
 #include <stdint.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -27,6 +30,19 @@ static inline safetensors_bytes safetensors_make(const char *header, size_t body
         file.data[8 + length + i] = (uint8_t)i;
     }
     return file;
+}
+
+/* Such a file in a folder. */
+static inline void safetensors_write(const temp_dir *dir, const char *name, const char *header,
+                                     size_t body)
+{
+    char path[PATH_MAX];
+    safetensors_bytes bytes = safetensors_make(header, body);
+    FILE *file = fopen(temp_dir_join(dir, name, path), "wb");
+    assert_non_null(file);
+    assert_int_equal(fwrite(bytes.data, 1, bytes.size, file), bytes.size);
+    assert_int_equal(fclose(file), 0);
+    free(bytes.data);
 }
 
 #endif

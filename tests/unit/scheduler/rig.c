@@ -212,6 +212,16 @@ mr_request *rig_add(rig *r, uint32_t n_prompt, uint32_t max_tokens)
     return request;
 }
 
+mr_request *rig_add_of(rig *r, uint32_t tenant, uint32_t weight, int32_t priority,
+                       uint32_t n_prompt, uint32_t max_tokens)
+{
+    mr_request_spec spec = {.tenant = tenant, .weight = weight, .params = rig_params(max_tokens)};
+    spec.params.priority = priority;
+    mr_request *request = rig_request_of(r, n_prompt, &spec);
+    rig_submit(r, request);
+    return request;
+}
+
 static mr_batch_storage *next_storage(rig *r)
 {
     mr_batch_storage *storage = r->storages[1 - r->last];

@@ -58,6 +58,9 @@ mr_request *rig_request(rig *r, uint32_t n_prompt, const mr_request_params *para
 mr_request *rig_request_of(rig *r, uint32_t n_prompt, mr_request_spec *spec);
 /* As rig_request(), and given to the scheduler. */
 mr_request *rig_add(rig *r, uint32_t n_prompt, uint32_t max_tokens);
+/* The same of a tenant. */
+mr_request *rig_add_of(rig *r, uint32_t tenant, uint32_t weight, int32_t priority,
+                       uint32_t n_prompt, uint32_t max_tokens);
 void rig_submit(rig *r, mr_request *request);
 
 /* Plans, publishes, runs, applies, publishes; with `ahead` as the engine does with an executor that

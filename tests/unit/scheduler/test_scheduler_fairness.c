@@ -14,20 +14,10 @@
 
 #define MS MR_NS_PER_MS
 
-static mr_request *add_of(rig *r, uint32_t tenant, uint32_t weight, int32_t priority,
-                          uint32_t n_prompt, uint32_t max_tokens)
-{
-    mr_request_spec spec = {.tenant = tenant, .weight = weight, .params = rig_params(max_tokens)};
-    spec.params.priority = priority;
-    mr_request *request = rig_request_of(r, n_prompt, &spec);
-    rig_submit(r, request);
-    return request;
-}
-
 static mr_request *add_with_priority(rig *r, int32_t priority, uint32_t n_prompt,
                                      uint32_t max_tokens)
 {
-    return add_of(r, 0, 1, priority, n_prompt, max_tokens);
+    return rig_add_of(r, 0, 1, priority, n_prompt, max_tokens);
 }
 
 /* ---- shares ---- */
@@ -66,9 +56,9 @@ static void attend(rig *r, scripted_random *random, saturator *t)
             if (request != NULL) {
                 mr_request_unref(request);
             }
-            t->requests[i] =
-                add_of(r, t->tenant, t->weight, 0, draw(random, t->least_prompt, t->most_prompt),
-                       draw(random, t->least_output, t->most_output));
+            t->requests[i] = rig_add_of(r, t->tenant, t->weight, 0,
+                                        draw(random, t->least_prompt, t->most_prompt),
+                                        draw(random, t->least_output, t->most_output));
             t->begun[i] = false;
         }
     }
@@ -201,8 +191,8 @@ static void test_fairness_recomputation_is_not_charged_M7(void **state)
     rig r;
     mr_scheduler_options options = rig_options();
     rig_open(&r, &options, 4, 7); /* 6 blocks: two of 16 tokens do not fit together */
-    mr_request *a = add_of(&r, 1, 1, 0, 3, 13);
-    mr_request *b = add_of(&r, 2, 1, 0, 3, 13);
+    mr_request *a = rig_add_of(&r, 1, 1, 0, 3, 13);
+    mr_request *b = rig_add_of(&r, 2, 1, 0, 3, 13);
     rig_run(&r);
     assert_int_equal(a->usage.preemptions + b->usage.preemptions, 1);
     /* 3 tokens of prompt and 13 of output. */
@@ -257,8 +247,8 @@ static void test_priority_of_one_tenant_takes_nothing_from_another_M7(void **sta
     mr_request *loud[4];
     mr_request *quiet[4];
     for (size_t i = 0; i < 4; i++) {
-        loud[i] = add_of(&r, 1, 1, 1000, 2, 3);
-        quiet[i] = add_of(&r, 2, 1, -1000, 2, 3);
+        loud[i] = rig_add_of(&r, 1, 1, 1000, 2, 3);
+        quiet[i] = rig_add_of(&r, 2, 1, -1000, 2, 3);
     }
     rig_run(&r);
     /* In turns. */
@@ -360,7 +350,7 @@ static void test_priority_overcommit_of_tenants_ends_M1(void **state)
         options.fair = (mr_fair_options){20 * MS, 2, 30 * MS};
         rig_open(&r, &options, 4, 45); /* 44 blocks; 12 requests want 11 each: three times that */
         for (uint32_t i = 0; i < 12; i++) {
-            requests[i] = add_of(&r, i % 3, 1 + i % 3, (int32_t)(i * 7 % 5) - 2, 4 + i % 2, 40);
+            requests[i] = rig_add_of(&r, i % 3, 1 + i % 3, (int32_t)(i * 7 % 5) - 2, 4 + i % 2, 40);
         }
         rig_run(&r);
         uint32_t preemptions = 0;
@@ -431,203 +421,6 @@ static void test_overtaking_is_bounded_by_time_M6(void **state)
     assert_int_equal(count_overtakers(1000, 5 * MS, &whole), 4);
 }
 
-/* ---- the full queue ---- */
-
-static void test_full_queue_tells_when_by_its_pace(void **state)
-{
-    (void)state;
-    rig r;
-    mr_scheduler_options options = rig_options();
-    mr_request *requests[6];
-    mr_request *refused[3];
-    options.max_batch_size = 1;
-    options.max_queue = 2;
-    options.max_seq_length = 512;
-    rig_open(&r, &options, 4, 129);
-    mr_request *unknown[4];
-    for (size_t i = 0; i < 4; i++) {
-        unknown[i] = rig_add(&r, 2, 200); /* 200 steps, so 200 ms each */
-    }
-    assert_int_equal(unknown[3]->error.retry_after_ms, 1000); /* nothing is known yet */
-    for (size_t i = 0; i < 6; i++) {
-        while (r.scheduler->waiting.count >= 2) {
-            assert_true(rig_step(&r, NULL));
-        }
-        requests[i] = rig_add(&r, 2, 200);
-        assert_int_equal(requests[i]->error.status, MR_OK);
-    }
-    for (size_t i = 0; i < 3; i++) {
-        refused[i] = rig_add(&r, 2, 200);
-        assert_int_equal(refused[i]->error.status, MR_RESOURCE_EXHAUSTED);
-        /* One place in 200 ms; the first requests came together, which is soon forgotten. */
-        const uint32_t due_ms = 200 * (uint32_t)(i + 1);
-        assert_in_range(refused[i]->error.retry_after_ms, due_ms * 8 / 10, due_ms + 1);
-    }
-    rig_run(&r);
-    for (size_t i = 0; i < 4; i++) {
-        mr_request_unref(unknown[i]);
-    }
-    for (size_t i = 0; i < 6; i++) {
-        mr_request_unref(requests[i]);
-    }
-    for (size_t i = 0; i < 3; i++) {
-        rig_expect_end(refused[i], MR_FINISH_ERROR, MR_RESOURCE_EXHAUSTED);
-        mr_request_unref(refused[i]);
-    }
-    rig_close(&r);
-}
-
-static void test_full_queue_is_not_one_tenants_M7(void **state)
-{
-    (void)state;
-    rig r;
-    mr_scheduler_options options = rig_options();
-    mr_request *flood[10];
-    mr_request *other[3];
-    options.max_batch_size = 1;
-    options.max_queue = 5;
-    rig_open(&r, &options, 4, 65);
-    flood[0] = add_of(&r, 1, 2, 0, 2, 3);
-    assert_true(rig_step(&r, NULL)); /* runs */
-    for (uint32_t i = 1; i < 6; i++) {
-        flood[i] = add_of(&r, 1, 2, i == 5 ? 1 : 0, 2, 3); /* the last one is the most urgent */
-    }
-    flood[6] = add_of(&r, 1, 2, 0, 2, 3); /* its own queue is full */
-    assert_int_equal(flood[6]->error.status, MR_RESOURCE_EXHAUSTED);
-    /* Weight 2 holds 5 places, weight 1 none: 5/2 > 1, then 4/2 > 2 is false. */
-    other[0] = add_of(&r, 2, 1, 0, 2, 3);
-    assert_int_equal(other[0]->error.status, MR_OK);
-    assert_int_equal(flood[4]->error.status, MR_RESOURCE_EXHAUSTED);
-    assert_true(flood[4]->error.retry_after_ms > 0);
-    other[1] = add_of(&r, 2, 1, 0, 2, 3);
-    assert_int_equal(other[1]->error.status, MR_RESOURCE_EXHAUSTED);
-    /* A third tenant too. */
-    other[2] = add_of(&r, 3, 1, 0, 2, 3);
-    assert_int_equal(other[2]->error.status, MR_OK);
-    assert_int_equal(flood[3]->error.status, MR_RESOURCE_EXHAUSTED);
-    rig_run(&r);
-    for (size_t i = 0; i < 7; i++) {
-        if (i == 3 || i == 4 || i == 6) {
-            rig_expect_end(flood[i], MR_FINISH_ERROR, MR_RESOURCE_EXHAUSTED);
-        } else {
-            rig_expect_whole(&r, flood[i]);
-        }
-        mr_request_unref(flood[i]);
-    }
-    mr_scheduler_stats stats;
-    mr_scheduler_stats_get(r.scheduler, &stats);
-    assert_int_equal(stats.rejected, 4);
-    assert_int_equal(stats.started, 10);
-    for (size_t i = 0; i < 3; i++) {
-        mr_request_unref(other[i]);
-    }
-    rig_close(&r);
-}
-
-#define LONG_QUEUE 600u
-
-/* A queue that is looked at in parts: nobody is forgotten. */
-static void test_long_queue_sees_cancels_within_eight_steps_C1(void **state)
-{
-    (void)state;
-    static mr_request *requests[LONG_QUEUE];
-    rig r;
-    mr_scheduler_options options = rig_options();
-    options.max_batch_size = 1;
-    options.max_queue = LONG_QUEUE;
-    rig_open(&r, &options, 4, 65);
-    mr_request *running = rig_add(&r, 2, 50);
-    assert_true(rig_step(&r, NULL));
-    for (size_t i = 0; i < LONG_QUEUE; i++) {
-        requests[i] = rig_add(&r, 2, 3);
-    }
-    assert_true(rig_step(&r, NULL));
-    for (size_t i = 0; i < LONG_QUEUE; i++) {
-        mr_flag_set(&requests[i]->cancelled);
-    }
-    for (size_t i = 0; i < 8; i++) {
-        assert_true(rig_step(&r, NULL));
-    }
-    assert_int_equal(r.scheduler->n_groups, 1);
-    assert_int_equal(r.scheduler->waiting.count, 0);
-    for (size_t i = 0; i < LONG_QUEUE; i++) {
-        rig_expect_end(requests[i], MR_FINISH_CANCELLED, MR_CANCELLED);
-        mr_request_unref(requests[i]);
-    }
-    rig_run(&r);
-    rig_expect_whole(&r, running);
-    mr_request_unref(running);
-    rig_close(&r);
-}
-
-static void test_long_queue_wakes_for_its_first_deadline(void **state)
-{
-    (void)state;
-    static mr_request *requests[LONG_QUEUE];
-    rig r;
-    mr_scheduler_options options = rig_options();
-    options.max_batch_size = 1;
-    options.max_queue = LONG_QUEUE;
-    options.slow_reader_timeout_ns = 1000 * MS;
-    rig_open(&r, &options, 4, 65);
-    mr_request_spec spec = {.params = rig_params(20), .ring_capacity = 2};
-    mr_request *paused = rig_request_of(&r, 2, &spec);
-    rig_submit(&r, paused);
-    assert_true(rig_step(&r, NULL));
-    for (size_t i = 0; i < LONG_QUEUE; i++) {
-        /* The earliest one stands where a look at a part of the queue does not come. */
-        spec = (mr_request_spec){.params = rig_params(2),
-                                 .deadline_ns = r.now_ns + (i == 500 ? 2 : 900) * MS};
-        requests[i] = rig_request_of(&r, 2, &spec);
-        rig_submit(&r, requests[i]);
-    }
-    const uint64_t deadline_ns = requests[500]->deadline_ns;
-    for (size_t i = 0; i < 3 && r.now_ns < deadline_ns; i++) {
-        assert_false(rig_step(&r, NULL));
-        assert_true(r.wake_ns <= deadline_ns);
-        r.now_ns = r.wake_ns;
-    }
-    assert_true(r.now_ns == deadline_ns);
-    assert_false(rig_step(&r, NULL));
-    rig_expect_end(requests[500], MR_FINISH_TIME_LIMIT, MR_DEADLINE_EXCEEDED);
-    assert_int_equal(r.scheduler->waiting.count, LONG_QUEUE - 1);
-    mr_flag_set(&paused->cancelled);
-    rig_run(&r);
-    for (size_t i = 0; i < LONG_QUEUE; i++) {
-        mr_request_unref(requests[i]);
-    }
-    mr_request_unref(paused);
-    rig_close(&r);
-}
-
-static void test_pace_is_that_of_the_queue(void **state)
-{
-    (void)state;
-    mr_pace pace;
-    mr_pace_init(&pace);
-    assert_int_equal(mr_pace_refuse_ms(&pace), 1000);
-    mr_pace_begin(&pace, 1000 * MS);
-    mr_pace_moved(&pace, 2, 2000 * MS); /* one in 500 ms */
-    assert_int_equal(mr_pace_refuse_ms(&pace), 501);
-    assert_int_equal(mr_pace_refuse_ms(&pace), 1001);
-    assert_int_equal(mr_pace_refuse_ms(&pace), 1501);
-    mr_pace_moved(&pace, 2, 3000 * MS); /* two of the three have had their turn */
-    assert_int_equal(mr_pace_refuse_ms(&pace), 1001);
-    mr_pace_moved(&pace, 1, 3000 * MS); /* 500 · 7/8 */
-    assert_int_equal(mr_pace_refuse_ms(&pace), 876);
-    for (uint32_t i = 0; i < 200; i++) {
-        (void)mr_pace_refuse_ms(&pace);
-    }
-    assert_int_equal(mr_pace_refuse_ms(&pace), 60000); /* at most */
-    /* What was before an empty queue is forgotten, but for the pace. */
-    mr_pace_begin(&pace, 100000 * MS);
-    mr_pace_moved(&pace, 1, 100000 * MS);
-    for (uint32_t i = 0; i < 100; i++) {
-        mr_pace_moved(&pace, 1, 100000 * MS);
-    }
-    assert_int_equal(mr_pace_refuse_ms(&pace), 100); /* at least */
-}
-
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -643,11 +436,6 @@ int main(void)
         cmocka_unit_test(test_priority_overcommit_of_tenants_ends_M1),
         cmocka_unit_test(test_overtaking_is_bounded_by_count_M6),
         cmocka_unit_test(test_overtaking_is_bounded_by_time_M6),
-        cmocka_unit_test(test_full_queue_tells_when_by_its_pace),
-        cmocka_unit_test(test_full_queue_is_not_one_tenants_M7),
-        cmocka_unit_test(test_long_queue_sees_cancels_within_eight_steps_C1),
-        cmocka_unit_test(test_long_queue_wakes_for_its_first_deadline),
-        cmocka_unit_test(test_pace_is_that_of_the_queue),
     };
     mr_log_set_level(MR_LOG_WARN);
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Prefix caching in the scheduler: who finds what, and what is left to compute. The script's tokens
  * come out only if every block found holds what it should. */
+#include "allocations.h"
 #include "base/log.h"
 #include "rig.h"
 
@@ -11,33 +12,6 @@
 #include <string.h>
 
 #include <cmocka.h>
-
-void *__real_calloc(size_t count, size_t bytes);
-void *__wrap_calloc(size_t count, size_t bytes);
-void *__real_malloc(size_t bytes);
-void *__wrap_malloc(size_t bytes);
-void *__real_realloc(void *ptr, size_t bytes);
-void *__wrap_realloc(void *ptr, size_t bytes);
-
-static uint32_t allocations;
-
-void *__wrap_calloc(size_t count, size_t bytes)
-{
-    allocations++;
-    return __real_calloc(count, bytes);
-}
-
-void *__wrap_malloc(size_t bytes)
-{
-    allocations++;
-    return __real_malloc(bytes);
-}
-
-void *__wrap_realloc(void *ptr, size_t bytes)
-{
-    allocations++;
-    return __real_realloc(ptr, bytes);
-}
 
 enum { SIZE = 4 };
 
