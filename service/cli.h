@@ -88,7 +88,8 @@ typedef struct mr_cli_model {
 } mr_cli_model;
 
 #define MR_CLI_MODEL_OPTIONS(model)                                                                \
-    {"model", MR_CLI_TEXT, &(model)->path, NULL, "PATH", "the model, a GGUF file"},                \
+    {"model", MR_CLI_TEXT, &(model)->path,                                                         \
+     NULL,    "PATH",      "the model: a GGUF file or a Hugging Face directory"},                  \
         MR_CLI_CONFIG_OPTIONS(model)
 
 #define MR_CLI_CONFIG_OPTIONS(model)                                                               \

@@ -86,8 +86,8 @@ typedef struct mr_config {
 /* Defaults, then MILLRACE_… from the environment. */
 MR_MUST_USE mr_status mr_config_init(mr_config *config, mr_error *err);
 /* YAML file, then the environment again, which wins over files. INVALID_ARGUMENT names file, line,
- * key, value and the bounds or the nearest known key; UNIMPLEMENTED names a key of the design that
- * this build lacks. */
+ * key, value and the bounds or the nearest known key; FAILED_PRECONDITION names a key of the design
+ * that this build lacks. */
 MR_MUST_USE mr_status mr_config_load_file(mr_config *config, const char *path, mr_error *err);
 /* "KEY=VALUE", as given to --set. */
 MR_MUST_USE mr_status mr_config_set(mr_config *config, const char *assignment, mr_error *err);

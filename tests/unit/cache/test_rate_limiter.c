@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Without Redis, in virtual time. With it: test_redis.c. */
+/* Without Redis, in virtual time. With it: test_redis_limits.c. */
 #include "base/philox.h"
 #include "cache/rate_limiter.h"
 #include "cache/redis_limits.h"
