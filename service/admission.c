@@ -63,17 +63,6 @@ static grpc_slice *find_authorization(mr_call *call)
     return found;
 }
 
-/* Before anything of the request is looked at. */
-static void refuse(mr_call *call, const mr_error *err)
-{
-    const bool known = call->caller.kind == MR_CALLER_TENANT && call->tenants != NULL;
-    call->refused = true;
-    mr_metrics_refused(&call->queue->server->metrics, err->status);
-    mr_usage_log_refused(known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL,
-                         err);
-    mr_call_finish(call, NULL, err);
-}
-
 /* Who calls, by key and certificate. */
 static mr_status identify_by(mr_call *call, const grpc_auth_context *context, mr_error *err)
 {
@@ -130,17 +119,6 @@ static mr_status authorise(mr_call *call, mr_error *err)
     return MR_OK;
 }
 
-/* False, and the call is over, when the caller may not. */
-static bool admit(mr_call *call)
-{
-    mr_error err = {0};
-    if (authorise(call, &err) == MR_OK) {
-        return true;
-    }
-    refuse(call, &err);
-    return false;
-}
-
 /* Whether it is for everybody. */
 static bool needs_nothing(const mr_call *call)
 {
@@ -150,36 +128,34 @@ static bool needs_nothing(const mr_call *call)
 }
 
 /* One that is too many is refused before its request is waited for. */
-static bool fits(mr_call *call)
+static mr_status check_room(mr_call *call, mr_error *err)
 {
     char *peer = grpc_call_get_peer(call->call);
     call->fit = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
     gpr_free(peer);
     call->counted = true;
     if (call->fit == MR_CALL_FITS || call->fit == MR_CALL_FITS_OPEN) {
-        return true;
+        return MR_OK;
     }
     const mr_server_limits *limits = &call->queue->server->limits;
-    mr_error err = {0};
     if (call->fit == MR_CALL_CONNECTION_FULL) {
-        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
+        (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
                       "the connection has %" PRIu32 " calls already: wait for one to end, or have "
                       "limits.connection_calls raised",
                       limits->connection_calls);
     } else {
-        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
+        (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
                       "the server has %" PRIu32 " calls already: use another one, or have "
                       "limits.calls raised",
                       limits->calls);
     }
-    err.retry_after_ms = FULL_RETRY_MS;
-    refuse(call, &err);
-    return false;
+    err->retry_after_ms = FULL_RETRY_MS;
+    return err->status;
 }
 
 /* As HTTP/2 counts a list of headers. gRPC minds the limit too, by ending the connection, but only
  * once the client says that it knows it. */
-static bool is_brief(mr_call *call)
+static mr_status check_metadata(const mr_call *call, mr_error *err)
 {
     uint64_t bytes = 0;
     for (size_t i = 0; i < call->metadata.count; i++) {
@@ -188,20 +164,32 @@ static bool is_brief(mr_call *call)
     }
     const uint32_t most = call->queue->server->limits.header_bytes;
     if (bytes <= most) {
-        return true;
+        return MR_OK;
     }
-    mr_error err = {0};
-    (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
-                  "the call has %" PRIu64 " bytes of metadata and this server takes %" PRIu32
-                  ": send less, or have limits.header_bytes raised",
-                  bytes, most);
-    refuse(call, &err);
-    return false;
+    return mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                   "the call has %" PRIu64 " bytes of metadata and this server takes %" PRIu32
+                   ": send less, or have limits.header_bytes raised",
+                   bytes, most);
 }
 
-bool mr_admission_check(mr_call *call)
+static mr_status check(mr_call *call, mr_error *err)
 {
-    return fits(call) && is_brief(call) && admit(call);
+    MR_TRY(check_room(call, err));
+    MR_TRY(check_metadata(call, err));
+    return authorise(call, err);
+}
+
+mr_status mr_admission_check(mr_call *call, mr_error *err)
+{
+    const mr_status status = check(call, err);
+    if (status != MR_OK) {
+        const bool known = call->caller.kind == MR_CALLER_TENANT && call->tenants != NULL;
+        call->refused = true;
+        mr_metrics_refused(&call->queue->server->metrics, status);
+        mr_usage_log_refused(
+            known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL, err);
+    }
+    return status;
 }
 
 void mr_admission_end(mr_call *call)

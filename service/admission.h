@@ -12,11 +12,11 @@
 
 #include "service/call.h"
 
-/* True of a call that fits (its connection and the server have room), has no more metadata than the
- * server takes, and whose caller may call the method. Else it has been refused, which is counted
- * and logged, and is finished: RESOURCE_EXHAUSTED, with a retry time where there was no room,
- * UNAUTHENTICATED or PERMISSION_DENIED. Once, of a call that has just arrived. */
-MR_MUST_USE bool mr_admission_check(mr_call *call);
+/* MR_OK of a call that fits (its connection and the server have room), has no more metadata than
+ * the server takes, and whose caller may call the method. Else it is to be finished with the error,
+ * which is counted and logged already: RESOURCE_EXHAUSTED, with a retry time where there was no
+ * room, UNAUTHENTICATED or PERMISSION_DENIED. Once, of a call that has just arrived. */
+MR_MUST_USE mr_status mr_admission_check(mr_call *call, mr_error *err);
 
 /* Puts on record how an administrator's method ended; nothing for others, and the second time. */
 void mr_admission_record(mr_call *call, mr_status status);

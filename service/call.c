@@ -242,13 +242,14 @@ static void on_new(mr_call *call, bool ok)
     op.op = GRPC_OP_RECV_CLOSE_ON_SERVER;
     op.data.recv_close_on_server.cancelled = &call->client_cancelled;
     start(call, &op, 1, &call->closed_tag);
-    if (mr_admission_check(call)) {
-        if (call->method->path == NULL) {
-            call->method->begin(call);
-        } else {
-            call->awaiting = true;
-            mr_call_receive(call);
-        }
+    mr_error err = {0};
+    if (mr_admission_check(call, &err) != MR_OK) {
+        mr_call_finish(call, NULL, &err);
+    } else if (call->method->path == NULL) {
+        call->method->begin(call);
+    } else {
+        call->awaiting = true;
+        mr_call_receive(call);
     }
     mr_call_release(call);
 }
