@@ -7,7 +7,7 @@
 #include "kernels/plan.h"
 #include "model/gguf.h"
 #include "model/hf_config.h"
-#include "model/model.h"
+#include "model/model_config.h"
 #include "model/tensor_names.h"
 #include "model/tensor_table.h"
 

@@ -8,7 +8,7 @@
 
 #include "base/status.h"
 #include "kernels/plan.h"
-#include "model/model.h"
+#include "model/model_config.h"
 #include "model/quant_config.h"
 #include "model/tensor_names.h"
 #include "model/tensor_table.h"

@@ -6,7 +6,7 @@
 #include "base/status.h"
 #include "model/chat.h"
 #include "model/gguf.h"
-#include "model/model.h"
+#include "model/model_config.h"
 #include "model/tokenizer.h"
 
 /* Gives the tokenizer, NULL if the file has none. Its vocabulary must be vocab_size long

@@ -4,7 +4,7 @@
 #define MILLRACE_MODEL_HF_ROPE_H
 
 #include "base/status.h"
-#include "model/model.h"
+#include "model/model_config.h"
 
 #include <jansson.h>
 #include <stdbool.h>

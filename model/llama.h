@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "model/gguf.h"
-#include "model/model.h"
+#include "model/model_config.h"
 
 /* As mr_arch says. Metadata keys of the architecture that this build does not know are refused:
  * each could change what the network computes. */

@@ -6,7 +6,7 @@
 
 #include "base/hash_map.h"
 #include "base/status.h"
-#include "model/model.h"
+#include "model/model_tensor.h"
 
 #include <stdbool.h>
 #include <stddef.h>
