@@ -12,14 +12,14 @@
  * While Redis does not answer, `on_failure` says how to decide: OPEN grants, CLOSED refuses, LOCAL
  * asks buckets of this process, from which meanwhile everything was taken that Redis granted here.
  *
- * Limits come with each take, so that they may change at any time.
+ * Limits (rate_limits.h) come with each take, so that they may change at any time.
  */
 #ifndef MILLRACE_CACHE_RATE_LIMITER_H
 #define MILLRACE_CACHE_RATE_LIMITER_H
 
 #include "base/clock.h"
-#include "base/flag.h"
 #include "base/status.h"
+#include "cache/rate_limits.h"
 #include "cache/redis_link.h"
 
 #include <stdbool.h>
@@ -27,48 +27,6 @@
 
 #define MR_RATE_TENANT_MAX 64  /* bytes of a name, with its end */
 #define MR_RATE_LEASE_MAX  192 /* bytes of a lease's id, with its end */
-
-typedef struct mr_rate_limits {
-    double requests_per_s;   /* 0: no limit, as in those below */
-    uint32_t burst_requests; /* at least 1 where there is a rate */
-    uint32_t tokens_per_min;
-    uint32_t burst_tokens; /* at least 1 where there is a rate */
-    uint32_t max_concurrent;
-} mr_rate_limits;
-
-static inline double mr_rate_tokens_per_s(const mr_rate_limits *limits)
-{
-    return (double)limits->tokens_per_min / 60.0;
-}
-
-/* Whether anything is limited at all. */
-bool mr_rate_limits_any(const mr_rate_limits *limits);
-
-typedef enum mr_rate_limit {
-    MR_RATE_NONE,
-    MR_RATE_REQUESTS,
-    MR_RATE_TOKENS,
-    MR_RATE_CONCURRENT,
-    MR_RATE_UNKNOWN, /* Redis is down and `on_failure` is CLOSED */
-    MR_RATE_LIMITS,
-} mr_rate_limit;
-
-/* Who decided. The last three are decisions made without the Redis that should have made them. */
-typedef enum mr_rate_mode {
-    MR_RATE_BY_PROCESS, /* there is no Redis */
-    MR_RATE_BY_REDIS,
-    MR_RATE_OPEN,
-    MR_RATE_CLOSED,
-    MR_RATE_LOCAL,
-    MR_RATE_MODES,
-} mr_rate_mode;
-
-typedef struct mr_rate_decision {
-    bool granted;
-    mr_rate_mode mode;
-    mr_rate_limit short_of;  /* if not granted */
-    uint32_t retry_after_ms; /* if not granted: when it would be, if nobody else came */
-} mr_rate_decision;
 
 typedef struct mr_rate_limiter mr_rate_limiter;
 
@@ -109,11 +67,6 @@ MR_MUST_USE mr_status mr_rate_limiter_create(const mr_rate_options *options, mr_
 /* After the link, and after every ticket's finish. */
 void mr_rate_limiter_destroy(mr_rate_limiter *limiter);
 
-/* INVALID_ARGUMENT, naming the burst, for a request that no wait would help: it may need `prompt`
- * and `output` tokens. Pure. */
-MR_MUST_USE mr_status mr_rate_limits_check(const mr_rate_limits *limits, uint64_t prompt,
-                                           uint64_t output, mr_error *err);
-
 /* True: decided, see `decision`. False: on_decided comes exactly once, from the link's thread and
  * maybe before this returns. The tokens have passed mr_rate_limits_check. Any thread, never waits
  * for Redis. */
@@ -123,10 +76,5 @@ MR_MUST_USE bool mr_rate_limiter_take(mr_rate_limiter *limiter, mr_rate_ticket *
 void mr_rate_limiter_finish(mr_rate_ticket *ticket, uint64_t used_tokens);
 
 void mr_rate_limiter_stats_get(mr_rate_limiter *limiter, mr_rate_stats *out);
-
-/* What a client is told of a refusal: RESOURCE_EXHAUSTED, or UNAVAILABLE for UNKNOWN, with the time
- * after which to try again. Returns the status. */
-mr_status mr_rate_refusal(const mr_rate_decision *decision, const mr_rate_limits *limits,
-                          mr_error *err);
 
 #endif

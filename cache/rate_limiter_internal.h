@@ -3,6 +3,7 @@
 #ifndef MILLRACE_CACHE_RATE_LIMITER_INTERNAL_H
 #define MILLRACE_CACHE_RATE_LIMITER_INTERNAL_H
 
+#include "base/flag.h"
 #include "cache/rate_limiter.h"
 #include "cache/token_bucket.h"
 

@@ -9,7 +9,7 @@
 #define MILLRACE_CACHE_REDIS_LIMITS_H
 
 #include "base/status.h"
-#include "cache/rate_limiter.h"
+#include "cache/rate_limits.h"
 #include "cache/redis_link.h"
 
 #define MR_TENANT_KEY_BYTES 17 /* 16 digits and the end */

@@ -10,7 +10,7 @@
 #define MILLRACE_SERVICE_TENANT_TABLE_H
 
 #include "base/flag.h"
-#include "cache/rate_limiter.h"
+#include "cache/rate_limits.h"
 #include "service/callers.h"
 
 #include <pthread.h>
