@@ -1,5 +1,4 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#include "base/checked.h"
 #include "cache/redis_link.h"
 
 #include <hiredis.h>

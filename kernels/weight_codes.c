@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "kernels/weight_codes.h"
 
-#include "base/checked.h"
 #include "kernels/float_bits.h"
 
 #include <math.h>

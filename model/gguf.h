@@ -14,9 +14,9 @@
 #ifndef MILLRACE_MODEL_GGUF_H
 #define MILLRACE_MODEL_GGUF_H
 
+#include "base/bytes.h"
 #include "base/status.h"
 #include "model/tensor_table.h"
-#include "model/tokenizer.h"
 
 #include <stdbool.h>
 #include <stddef.h>

@@ -4,8 +4,8 @@
 #ifndef MILLRACE_MODEL_GGUF_READER_H
 #define MILLRACE_MODEL_GGUF_READER_H
 
+#include "base/bytes.h"
 #include "base/status.h"
-#include "model/tokenizer.h"
 
 #include <stddef.h>
 #include <stdint.h>

@@ -4,8 +4,8 @@
 #define MILLRACE_MODEL_PATTERN_H
 
 #include "base/buffer.h"
+#include "base/bytes.h"
 #include "base/status.h"
-#include "model/tokenizer_spec.h"
 
 /* Appends a pattern, for UTF, UCP and line feeds as newlines, that matches the same text. Classes
  * of characters are spelled out as character_classes.h has them. UNIMPLEMENTED names a construct

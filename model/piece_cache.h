@@ -7,8 +7,8 @@
 #ifndef MILLRACE_MODEL_PIECE_CACHE_H
 #define MILLRACE_MODEL_PIECE_CACHE_H
 
+#include "base/bytes.h"
 #include "base/status.h"
-#include "model/tokenizer_spec.h"
 
 #include <stdbool.h>
 #include <stddef.h>

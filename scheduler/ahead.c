@@ -13,7 +13,6 @@
  * same: the device runs steps in order, so that what the second still writes there comes before
  * anything that a later one does.
  */
-#include "base/checked.h"
 #include "scheduler/internal.h"
 #include "scheduler/swap.h"
 

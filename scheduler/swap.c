@@ -1,8 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "scheduler/swap.h"
 
-#include "base/checked.h"
-
 /* Tokens a sequence of the step, at least, that make it one of prompts. */
 #define PREFILL_TOKENS 8u
 

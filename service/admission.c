@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/admission.h"
 
+#include "service/access.h"
 #include "service/usage_log.h"
 
 #include <grpc/grpc_security.h>

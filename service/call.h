@@ -9,7 +9,6 @@
 #ifndef MILLRACE_SERVICE_CALL_H
 #define MILLRACE_SERVICE_CALL_H
 
-#include "service/access.h"
 #include "service/connections.h"
 #include "service/rpc.h"
 

@@ -1,11 +1,11 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "base/clock.h"
+#include "service/api_key.h"
 #include "service/commands.h"
 #include "service/jsonl.h"
 #include "service/listen.h"
 #include "service/load_run.h"
 #include "service/progress.h"
-#include "service/tenants.h"
 
 #include <inttypes.h>
 #include <math.h>

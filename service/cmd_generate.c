@@ -1,4 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
+#include "service/api_key.h"
 #include "service/batch.h"
 #include "service/commands.h"
 #include "service/generate_remote.h"
@@ -7,7 +8,6 @@
 #include "service/jsonl.h"
 #include "service/listen.h"
 #include "service/prompt.h"
-#include "service/tenants.h"
 
 #include <inttypes.h>
 #include <string.h>

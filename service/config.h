@@ -12,8 +12,6 @@
 
 #include "base/buffer.h"
 #include "base/status.h"
-#include "kernels/cpu/cpu_backend.h"
-#include "kernels/dtype.h"
 #include "service/callers.h"
 
 #include <stdbool.h>

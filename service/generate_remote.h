@@ -5,7 +5,7 @@
 
 #include "base/status.h"
 #include "model/tokenizer.h"
-#include "service/client.h"
+#include "service/client_channel.h"
 #include "service/generation.h"
 #include "service/result.h"
 

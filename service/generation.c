@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "service/generation.h"
 
-#include "base/checked.h"
 #include "base/clock.h"
 #include "base/random.h"
 #include "base/utf8.h"
-#include "kernels/batch.h"
 #include "service/prefix_identity.h"
 
 #include <float.h>

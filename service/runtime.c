@@ -5,6 +5,7 @@
 #include "base/cpu.h"
 #include "base/log.h"
 #include "cache/block_pool.h"
+#include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/cuda_backend.h"
 
 #include <inttypes.h>

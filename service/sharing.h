@@ -6,7 +6,6 @@
 
 #include "cache/metadata_store.h"
 #include "cache/rate_limiter.h"
-#include "service/config.h"
 #include "service/runtime.h"
 
 typedef struct mr_sharing mr_sharing;

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/event.h"
+#include "base/flag.h"
 #include "base/log.h"
 #include "service/tls_files.h"
 

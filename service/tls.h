@@ -7,7 +7,6 @@
 #ifndef MILLRACE_SERVICE_TLS_H
 #define MILLRACE_SERVICE_TLS_H
 
-#include "base/flag.h"
 #include "base/status.h"
 #include "service/credentials.h"
 
