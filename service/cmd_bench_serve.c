@@ -308,6 +308,13 @@ static int check(const serve_options *o)
     return check_lengths(o);
 }
 
+/* A length without a range is one of itself. */
+static void set_ranges(serve_options *o)
+{
+    o->prompt_tokens_max = o->has_prompt_max ? o->prompt_tokens_max : o->prompt_tokens;
+    o->output_tokens_max = o->has_output_max ? o->output_tokens_max : o->output_tokens;
+}
+
 int mr_cmd_bench_serve(int argc, char **argv)
 {
     serve_options o = {
@@ -365,8 +372,7 @@ int mr_cmd_bench_serve(int argc, char **argv)
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
     }
-    o.prompt_tokens_max = o.has_prompt_max ? o.prompt_tokens_max : o.prompt_tokens;
-    o.output_tokens_max = o.has_output_max ? o.output_tokens_max : o.output_tokens;
+    set_ranges(&o);
     const int checked = check(&o);
     return checked == MR_EXIT_OK ? run(&o) : checked;
 }
