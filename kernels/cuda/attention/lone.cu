@@ -21,7 +21,7 @@
 #define BLOCKS 2 /* of a processor */
 #define STAGES 3 /* of a warp */
 
-#define JOIN_ITEMS  8u /* of a block at a time, of the kernel that joins splits */
+#define JOIN_ITEMS  4u /* of a block at a time, of the kernel that joins splits */
 #define JOIN_WARPS  4u
 #define MEET_TOKENS 8u /* up to which splits meet within the launch: waiting costs less than another */
 
@@ -307,7 +307,7 @@ static int launch(mr_cuda_context *context, mr_split_args &a)
     if (code != 0 || a.meets) {
         return code;
     }
-    return mr_launch(context, mr_attention_join_kernel<T, D>, mr_split_blocks(context, a, 8),
+    return mr_launch(context, mr_attention_join_kernel<T, D>, mr_split_blocks(context, a, 16),
                      JOIN_WARPS * 32, 0, a);
 }
 
