@@ -122,8 +122,9 @@ static void test_codes(void **state)
     close_fixture(&f);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_elements),
         cmocka_unit_test(test_codes),
