@@ -47,7 +47,7 @@ static void assert_weight(const mr_plan *plan, const mr_cuda_weights *w, mr_weig
     const mr_cuda_weight *item = &w->items[id];
     const uint64_t count = (uint64_t)weight->n * weight->k;
     const uint8_t *found = (const uint8_t *)(uintptr_t)mr_cuda_weight_at(w, id);
-    uint8_t *made = malloc(count * sizeof(float));
+    uint8_t *made = malloc(4 * count); /* no element has more bytes */
     mr_random_table *table = NULL;
     assert_non_null(made);
     if (weight->codes != NULL) {
@@ -102,9 +102,9 @@ static uint32_t check_all(mr_dtype compute, bool coded)
     }
     const uint32_t made = fake_count("random");
     const mr_cuda_weights *w = (const mr_cuda_weights *)weights;
-    for (mr_weight_id i = 0; i < tiny.plan->n_weights; i++) {
+    for (uint32_t i = 0; i < tiny.plan->n_weights; i++) {
         if (w->items[i].used) {
-            assert_weight(tiny.plan, w, i);
+            assert_weight(tiny.plan, w, (mr_weight_id)i);
         }
     }
     /* What the table took is free again. */
