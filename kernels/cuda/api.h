@@ -221,9 +221,9 @@ typedef struct mr_cuda_kv {
 static inline bool mr_cuda_is_for_matrices(mr_dtype compute, mr_dtype kv, uint32_t block_size,
                                            uint32_t width)
 {
-    const bool codes = kv == MR_DTYPE_F8_E4M3 || kv == MR_DTYPE_I8;
-    return compute != MR_DTYPE_F32 && (kv == compute || codes) && (width == 64 || width == 128) &&
-           block_size >= 8 && (block_size & (block_size - 1)) == 0;
+    /* Rows of a piece with scales lie at multiples of 16 bytes only with such blocks. */
+    const bool codes = kv == MR_DTYPE_F8_E4M3 || (kv == MR_DTYPE_I8 && block_size % 4 == 0);
+    return compute != MR_DTYPE_F32 && (kv == compute || codes) && (width == 64 || width == 128);
 }
 
 typedef struct mr_cuda_rope_kv {
