@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define MR_CUDA_API_VERSION 2u
+#define MR_CUDA_API_VERSION 3u
 #define MR_CUDA_API_SYMBOL  "millrace_cuda_api" /* const mr_cuda_api *(void) */
 
 /* Keys of one work item of split attention. Fixed, so that a row's sums do not depend on others. */
@@ -92,6 +92,16 @@ typedef struct mr_cuda_row {
 } mr_cuda_row;
 
 /* ---- launches ---- */
+
+/* A weight that is made of nothing, as kernels/random_weight.h says. */
+typedef struct mr_cuda_random {
+    mr_cuda_ptr table; /* [MR_RANDOM_PATTERNS] elements of `bytes`: what 16 bits stand for */
+    mr_cuda_ptr out;   /* [count] elements, at a multiple of 8 bytes */
+    uint64_t count;
+    uint64_t seed;
+    uint32_t stream;
+    uint32_t bytes; /* 1, 2 or 4 */
+} mr_cuda_random;
 
 /* Rows rounded to F8_E4M3: an element is its code times the scale of its row. */
 typedef struct mr_cuda_coded_rows {
@@ -244,6 +254,8 @@ typedef struct mr_cuda_attention {
     uint32_t window; /* 0: all */
     float scale;
     float soft_cap; /* 0: none */
+    /* A row's sums in an order that depends on its own keys only. */
+    bool invariant;
     /* Split attention: items [first, first + count) of those in `items`. With count 0 it is
      * header->n_items, for graphs. */
     mr_cuda_ptr header;
@@ -436,6 +448,7 @@ typedef struct mr_cuda_api {
     int (*graph_launch)(mr_cuda_context *context, mr_cuda_graph *graph);
     void (*graph_destroy)(mr_cuda_context *context, mr_cuda_graph *graph);
 
+    int (*random)(mr_cuda_context *context, const mr_cuda_random *p);
     int (*prepare)(mr_cuda_context *context, const mr_cuda_prepare *p);
     int (*embed)(mr_cuda_context *context, const mr_cuda_embed *p);
     int (*norm)(mr_cuda_context *context, const mr_cuda_norm *p);
