@@ -370,13 +370,14 @@ static mr_status make_rows(upload *u, const mr_plan *plan)
 
 static mr_status take(mr_cuda_backend *backend, uint64_t bytes, mr_cuda_ptr *out, mr_error *err)
 {
+    const uint64_t mib = bytes >> 20 > 0 ? bytes >> 20 : 1;
     const uint64_t left = mr_cuda_slab_left(&backend->slab);
     if (!mr_cuda_slab_take(&backend->slab, bytes, out)) {
         return mr_fail_field(
             err, MR_RESOURCE_EXHAUSTED, "gpu_memory_utilization",
             "weights: %llu MiB are needed, and %llu MiB of the GPU's memory are left of "
             "the share that gpu_memory_utilization gives: raise it, or take a smaller model",
-            (unsigned long long)(bytes >> 20), (unsigned long long)(left >> 20));
+            (unsigned long long)mib, (unsigned long long)(left >> 20));
     }
     return MR_OK;
 }
