@@ -56,8 +56,8 @@ static void free_call(mr_call *call)
 {
     if (call->counted) {
         /* That others fill the server is nobody's fault. */
-        const bool refused = call->refused && call->fit != MR_CALL_SERVER_FULL;
-        mr_connections_end_call(call->connection, call->fit, call->gone || refused);
+        const bool refused = call->refused && call->ticket.fit != MR_CALL_SERVER_FULL;
+        mr_connections_end_call(call->connection, &call->ticket, call->gone || refused);
     }
     mr_call_drop_payload(call);
     grpc_metadata_array_destroy(&call->metadata);
@@ -371,15 +371,16 @@ static bool needs_nothing(const mr_call *call)
 static bool fits(mr_call *call)
 {
     char *peer = grpc_call_get_peer(call->call);
-    call->fit = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
+    call->ticket = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
     gpr_free(peer);
     call->counted = true;
-    if (call->fit == MR_CALL_FITS || call->fit == MR_CALL_FITS_OPEN) {
+    const mr_call_fit fit = call->ticket.fit;
+    if (fit == MR_CALL_FITS || fit == MR_CALL_FITS_OPEN) {
         return true;
     }
     const mr_server_limits *limits = &call->queue->server->limits;
     mr_error err = {0};
-    if (call->fit == MR_CALL_CONNECTION_FULL) {
+    if (fit == MR_CALL_CONNECTION_FULL) {
         (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
                       "the connection has %" PRIu32 " calls already: wait for one to end, or have "
                       "limits.connection_calls raised",
@@ -529,6 +530,12 @@ static void check(mr_call *call, uint64_t now_ns)
                       "no request came within %" PRIu32
                       " ms: send it sooner, or have limits.request_timeout_ms raised",
                       limits->request_timeout_ms);
+        mr_call_finish(call, NULL, &err);
+    } else if (!call->finished && !mr_connections_holds(&call->ticket)) {
+        (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED,
+                      "others ask for the health, and this address has the most calls for that: "
+                      "ask again, or have limits.calls raised");
+        err.retry_after_ms = FULL_RETRY_MS;
         mr_call_finish(call, NULL, &err);
     } else if (is_late(call->sending_since, answer_ms(call), now_ns)) {
         (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "the client takes its answer too slowly");
