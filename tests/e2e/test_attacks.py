@@ -94,11 +94,13 @@ def test_floods_of_frames_end_the_connection(guarded, attack):
         assert attack(guarded.address, most) < most
 
 
-def test_floods_around_calls_that_bring_nothing_end_the_connection(guarded):
+def test_floods_between_calls_that_bring_nothing_end_the_connection(millrace_bin, model_path):
     """Only what came whole earns anything, and of what was given up there is a bounded stock."""
-    with unharmed(guarded):
-        most = 1 << 30
-        assert attacks.flood_between_calls(guarded.address, most) < most
+    with Server(millrace_bin, model_path, "max_seq_length=1024", "limits.penalty_ms=0") as server:
+        most = 300 << 20
+        assert attacks.flood_between_calls(server.address, most) < most
+        wait_for(lambda: "far more than its calls need" in server.log, server.log)
+        assert generate(server.stub, OTHER).ids
 
 
 def test_continuation_flood_ends_the_connection(guarded):
