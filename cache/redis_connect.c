@@ -5,6 +5,7 @@
 #include <hiredis.h>
 #include <inttypes.h>
 #include <stdio.h>
+#include <string.h>
 
 #define TIMEOUT_S 1
 
@@ -19,6 +20,26 @@ static mr_status ask(redisContext *redis, const char *what, int argc, const char
     mr_status status = MR_OK;
     if (reply->type == REDIS_REPLY_ERROR) {
         status = mr_fail(err, MR_UNAVAILABLE, "%s: %.200s", what, reply->str);
+    }
+    freeReplyObject(reply);
+    return status;
+}
+
+/* A replica takes no writes. Who may not ask for the role, or asks a proxy that has none, goes on.
+ */
+static mr_status check_role(redisContext *redis, mr_error *err)
+{
+    redisReply *reply = redisCommand(redis, "ROLE");
+    if (reply == NULL) {
+        return mr_fail(err, MR_UNAVAILABLE, "ROLE: %s", redis->errstr);
+    }
+    const redisReply *role =
+        reply->type == REDIS_REPLY_ARRAY && reply->elements > 0 ? reply->element[0] : NULL;
+    mr_status status = MR_OK;
+    if (role != NULL && role->type == REDIS_REPLY_STRING && strcmp(role->str, "slave") == 0) {
+        status =
+            mr_fail(err, MR_UNAVAILABLE,
+                    "it is a replica, which takes no writes: redis.url must lead to the primary");
     }
     freeReplyObject(reply);
     return status;
@@ -40,7 +61,8 @@ static mr_status greet(redisContext *redis, const mr_redis_url *url, mr_error *e
         MR_TRY(ask(redis, "SELECT", 2, args, err));
     }
     const char *ping[] = {"PING"};
-    return ask(redis, "PING", 1, ping, err);
+    MR_TRY(ask(redis, "PING", 1, ping, err));
+    return check_role(redis, err);
 }
 
 static mr_status prepare(redisContext *redis, const mr_redis_url *url, mr_error *err)

@@ -14,7 +14,8 @@
  * While Redis does not answer (not connected, or the last three commands ran out of time: the
  * circuit is open), nothing is accepted, so nobody waits for it. The thread tries to connect again
  * with exponential back-off and jitter, or asks with a PING whether Redis is in time again. A
- * connection on which nothing comes back for a second is given up.
+ * connection on which nothing comes back for a second is given up, and so is one to a replica,
+ * which takes no writes: after a failover the name leads elsewhere.
  */
 #ifndef MILLRACE_CACHE_REDIS_LINK_H
 #define MILLRACE_CACHE_REDIS_LINK_H

@@ -52,6 +52,7 @@ struct mr_redis_link {
     uint64_t give_up_ns; /* no waiting beyond it */
     bool fresh;          /* the hooks have not seen this connection */
     bool unsent;         /* the socket takes no more for now */
+    bool demoted;        /* Redis said that it takes no writes */
     mr_redis_command probe;
     bool probing;
 };

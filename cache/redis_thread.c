@@ -143,6 +143,7 @@ static void disconnect(mr_redis_link *link, const char *why)
     redisFree(link->redis);
     link->redis = NULL;
     link->unsent = false;
+    link->demoted = false;
     mr_counter_set(&link->connected, 0);
     fail_all(link);
     schedule_connect(link);
@@ -175,6 +176,14 @@ static void connect_now(mr_redis_link *link)
     close_circuit(link);
 }
 
+/* Redis before 7 puts what a script met behind words of its own. */
+static bool says_read_only(const redisReply *reply)
+{
+    static const char code[] = "READONLY ";
+    return reply->type == REDIS_REPLY_ERROR && (strncmp(reply->str, code, sizeof(code) - 1) == 0 ||
+                                                strstr(reply->str, "-READONLY ") != NULL);
+}
+
 /* True when the reply only said that the script is unknown: it is sent, and the command behind it.
  * The replies come in that order. */
 static bool reload(mr_redis_link *link, mr_redis_command *command, const redisReply *reply)
@@ -201,6 +210,7 @@ static void on_reply(mr_redis_link *link, const redisReply *reply)
     mr_redis_command *command = f->command;
     f->left--;
     const bool over = f->left == 0;
+    link->demoted = link->demoted || says_read_only(reply);
     if (over) {
         link->oldest = (link->oldest + 1) % MR_REDIS_MAX_FLIGHT;
         link->n_flights--;
@@ -248,10 +258,18 @@ static bool read_replies(mr_redis_link *link)
             on_reply(link, reply);
         }
         freeReplyObject(reply);
-        if (!expected) {
+        if (!expected || link->demoted) {
             return false;
         }
     }
+}
+
+static const char *why_useless(const mr_redis_link *link)
+{
+    if (link->demoted) {
+        return "Redis takes no writes any more: it has become a replica";
+    }
+    return link->redis->err != 0 ? link->redis->errstr : "an unexpected reply";
 }
 
 static void count_late(mr_redis_link *link)
@@ -406,7 +424,7 @@ static void serve(mr_redis_link *link)
         return;
     }
     if (wait_for(link, until) && !read_replies(link)) {
-        disconnect(link, link->redis->err != 0 ? link->redis->errstr : "an unexpected reply");
+        disconnect(link, why_useless(link));
     }
 }
 

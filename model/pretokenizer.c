@@ -18,9 +18,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Attempts at one match of a pattern that came with a model. One a character is what a good one
- * needs; texts of 16 MiB still pass. */
-#define MATCH_LIMIT (64u << 20)
+/* Steps of the matcher, backtracks mostly. A pattern that came with a model may take a few at each
+ * place of a text; what one place needs beyond is counted, and all of that together is bounded:
+ * some tenths of a second, and for long texts as much a byte as one match of all of it needs. */
+#define FREE_STEPS   64u
+#define STEPS        (16u << 20)
+#define STEPS_A_BYTE 16u
 
 #define LETTER      MR_CLASS_LETTER
 #define NUMBER      MR_CLASS_NUMBER
@@ -111,7 +114,6 @@ typedef struct stage {
 struct mr_pretokenizer {
     stage stages[MR_MAX_SPLIT_STEPS];
     uint32_t n_stages;
-    pcre2_match_context *context; /* owns */
 };
 
 /* Appends the PCRE2 pattern of a step. */
@@ -142,7 +144,8 @@ static mr_status compile(stage *made, const uint8_t *pattern, size_t bytes, mr_e
     pcre2_compile_context *context = pcre2_compile_context_create(NULL);
     if (context != NULL) {
         (void)pcre2_set_newline(context, PCRE2_NEWLINE_LF);
-        made->code = pcre2_compile(pattern, bytes, PCRE2_UTF | PCRE2_UCP, &code, &offset, context);
+        made->code = pcre2_compile(pattern, bytes, PCRE2_UTF | PCRE2_UCP | PCRE2_USE_OFFSET_LIMIT,
+                                   &code, &offset, context);
         pcre2_compile_context_free(context);
     }
     if (made->code == NULL) {
@@ -207,11 +210,9 @@ mr_status mr_pretokenizer_create(const mr_split_step *steps, uint32_t count, mr_
                        MR_MAX_SPLIT_STEPS);
     }
     mr_pretokenizer *made = mr_calloc(1, sizeof(*made));
-    if (made == NULL || (made->context = pcre2_match_context_create(NULL)) == NULL) {
-        mr_pretokenizer_destroy(made);
+    if (made == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory for the pre-tokenizer");
     }
-    pcre2_set_match_limit(made->context, MATCH_LIMIT);
     const mr_status status = add_steps(made, steps, count, err);
     if (status != MR_OK) {
         mr_pretokenizer_destroy(made);
@@ -229,7 +230,6 @@ void mr_pretokenizer_destroy(mr_pretokenizer *pretokenizer)
     for (uint32_t i = 0; i < pretokenizer->n_stages; i++) {
         pcre2_code_free(pretokenizer->stages[i].code);
     }
-    pcre2_match_context_free(pretokenizer->context);
     free(pretokenizer);
 }
 
@@ -239,8 +239,11 @@ mr_status mr_piece_cursor_init(mr_piece_cursor *cursor, const mr_pretokenizer *p
                                mr_error *err)
 {
     *cursor = (mr_piece_cursor){.pretokenizer = pretokenizer};
+    cursor->steps = STEPS;
     cursor->match = pcre2_match_data_create(1, NULL);
-    if (cursor->match == NULL) {
+    cursor->context = pcre2_match_context_create(NULL);
+    if (cursor->match == NULL || cursor->context == NULL) {
+        mr_piece_cursor_deinit(cursor);
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "no memory to split text");
     }
     return MR_OK;
@@ -249,6 +252,7 @@ mr_status mr_piece_cursor_init(mr_piece_cursor *cursor, const mr_pretokenizer *p
 void mr_piece_cursor_deinit(mr_piece_cursor *cursor)
 {
     pcre2_match_data_free(cursor->match);
+    pcre2_match_context_free(cursor->context);
     *cursor = (mr_piece_cursor){0};
 }
 
@@ -259,6 +263,7 @@ static void walk_start(mr_split_walk *walk, const uint8_t *text, size_t bytes)
     walk->done = 0;
     walk->search = 0;
     walk->match_end = SIZE_MAX;
+    walk->careful = false;
     walk->has_waiting = false;
     walk->has_ahead = false;
 }
@@ -271,28 +276,67 @@ static mr_status fail_match(int code, size_t at, mr_error *err)
                    "splitting text: PCRE2 error %d at byte %zu", code, at);
 }
 
+/* A match that begins at `search`, or behind it up to `last`, in so many steps a place. */
+static int attempt(mr_piece_cursor *cursor, const stage *by, const mr_split_walk *walk, size_t last,
+                   uint32_t steps)
+{
+    int code = PCRE2_ERROR_JIT_STACKLIMIT;
+    (void)pcre2_set_match_limit(cursor->context, steps);
+    (void)pcre2_set_offset_limit(cursor->context, last);
+    if (by->jit) {
+        code = pcre2_jit_match(by->code, walk->text, walk->bytes, walk->search, 0, cursor->match,
+                               cursor->context);
+    }
+    if (code == PCRE2_ERROR_JIT_STACKLIMIT) {
+        /* Without NO_UTF_CHECK each call would read the rest of the text: quadratic. */
+        code = pcre2_match(by->code, walk->text, walk->bytes, walk->search,
+                           PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, cursor->match, cursor->context);
+    }
+    return code;
+}
+
+/* The same anywhere. Once a place needs more than its free steps, places are tried one by one until
+ * that one is found, since PCRE2 does not say which it was, and it gets what it needs. `last`: up
+ * to where it was looked for. */
+static int search(mr_piece_cursor *cursor, const stage *by, mr_split_walk *walk, size_t *last)
+{
+    *last = walk->careful ? walk->search : walk->bytes;
+    int code = attempt(cursor, by, walk, *last, FREE_STEPS);
+    if (code == PCRE2_ERROR_MATCHLIMIT && !walk->careful) {
+        walk->careful = true;
+        *last = walk->search;
+        code = attempt(cursor, by, walk, *last, FREE_STEPS);
+    }
+    for (uint64_t steps = FREE_STEPS; code == PCRE2_ERROR_MATCHLIMIT && cursor->steps > 0;) {
+        steps = mr_min_u64(8 * steps, cursor->steps);
+        cursor->steps -= steps;
+        walk->careful = false;
+        code = attempt(cursor, by, walk, *last, (uint32_t)steps);
+    }
+    return code;
+}
+
+static void step_over_one(mr_split_walk *walk)
+{
+    do {
+        walk->search++;
+    } while (walk->search < walk->bytes && (walk->text[walk->search] & 0xC0) == 0x80);
+}
+
 /* The next match from `search` on; one that is empty right behind the last does not count. */
 static mr_status next_match(mr_piece_cursor *cursor, uint32_t index, mr_split_part *part,
                             bool *found, mr_error *err)
 {
-    const mr_pretokenizer *pre = cursor->pretokenizer;
-    const stage *by = &pre->stages[index];
+    const stage *by = &cursor->pretokenizer->stages[index];
     mr_split_walk *walk = &cursor->walks[index];
     *found = false;
     while (walk->search <= walk->bytes) {
-        int code = PCRE2_ERROR_JIT_STACKLIMIT;
-        if (by->jit) {
-            code = pcre2_jit_match(by->code, walk->text, walk->bytes, walk->search, 0,
-                                   cursor->match, pre->context);
-        }
-        if (code == PCRE2_ERROR_JIT_STACKLIMIT) {
-            /* Without NO_UTF_CHECK each call would read the rest of the text: quadratic. */
-            code = pcre2_match(by->code, walk->text, walk->bytes, walk->search,
-                               PCRE2_NO_UTF_CHECK | PCRE2_NO_JIT, cursor->match, pre->context);
-        }
+        size_t last = 0;
+        const int code = search(cursor, by, walk, &last);
         if (code == PCRE2_ERROR_NOMATCH) {
-            walk->search = walk->bytes + 1;
-            return MR_OK;
+            walk->search = last;
+            step_over_one(walk);
+            continue;
         }
         /* 0: the pattern has groups that the match data has no room for. */
         if (code < 0) {
@@ -309,9 +353,7 @@ static mr_status next_match(mr_piece_cursor *cursor, uint32_t index, mr_split_pa
             *found = true;
             return MR_OK;
         }
-        do {
-            walk->search++;
-        } while (walk->search < walk->bytes && (walk->text[walk->search] & 0xC0) == 0x80);
+        step_over_one(walk);
     }
     return MR_OK;
 }
@@ -408,6 +450,7 @@ void mr_piece_cursor_start(mr_piece_cursor *cursor, const uint8_t *text, size_t 
 {
     const uint32_t count = cursor->pretokenizer->n_stages;
     cursor->whole = (mr_bytes){.data = text, .size = bytes};
+    cursor->steps = mr_min_u64(cursor->steps + STEPS_A_BYTE * (uint64_t)bytes, UINT32_MAX);
     for (uint32_t i = 0; i < count; i++) {
         walk_start(&cursor->walks[i], text, i == 0 ? bytes : 0);
     }

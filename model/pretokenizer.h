@@ -53,12 +53,16 @@ typedef struct mr_split_walk {
     mr_split_part ahead;   /* a part read too early */
     bool has_waiting;
     bool has_ahead;
+    bool careful; /* one place at a time: some place from `search` on takes many steps */
 } mr_split_walk;
 
-/* Walks over the pieces of texts, one text after another. One thread at a time. */
+/* Walks over the pieces of texts, one text after another. One thread at a time. All of them
+ * together have one budget for patterns that take many steps. */
 typedef struct mr_piece_cursor {
     const mr_pretokenizer *pretokenizer; /* borrowed until deinit */
     void *match;                         /* owns: PCRE2's match data */
+    void *context;                       /* owns: its match context */
+    uint64_t steps;                      /* of the matcher, that may be spent on hard places */
     mr_bytes whole;                      /* the text, until it is given as one piece; no step */
     mr_split_walk walks[MR_MAX_SPLIT_STEPS];
 } mr_piece_cursor;

@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "model/quant_config.h"
 
 #include "model/hf_json.h"
 
 #include <inttypes.h>
-#include <pcre2.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -77,9 +75,11 @@ static mr_status take_list(const json_t *object, const char *key, mr_quant_confi
     if (!json_is_array(list) || index < json_array_size(list)) {
         return mr_fail(err, MR_DATA_LOSS, "%s is not a list of names", key);
     }
-    json_decref(out->left);
-    out->left = json_incref(list);
-    return MR_OK;
+    mr_quant_left_destroy(out->left);
+    const mr_status status = mr_quant_left_create(list, &out->left);
+    return status == MR_OK
+               ? MR_OK
+               : mr_fail(err, status, "no memory for %zu names of modules", json_array_size(list));
 }
 
 /* ---- GPTQ ---- */
@@ -371,37 +371,20 @@ mr_status mr_quant_config_open(const char *dir, mr_quant_config *out, mr_error *
 
 void mr_quant_config_deinit(mr_quant_config *config)
 {
-    json_decref(config->left);
+    mr_quant_left_destroy(config->left);
     *config = (mr_quant_config){0};
 }
 
-/* Python's re.match: anchored at the beginning. A pattern that PCRE2 cannot read matches nothing.
- */
-static bool matches(const char *pattern, const char *text)
+mr_status mr_quant_config_leaves(const mr_quant_config *config, const char *module, bool *leaves,
+                                 mr_error *err)
 {
-    int error;
-    size_t offset;
-    pcre2_code *code = pcre2_compile((PCRE2_SPTR)pattern, PCRE2_ZERO_TERMINATED, PCRE2_ANCHORED,
-                                     &error, &offset, NULL);
-    pcre2_match_data *data = code != NULL ? pcre2_match_data_create_from_pattern(code, NULL) : NULL;
-    const bool found =
-        data != NULL && pcre2_match(code, (PCRE2_SPTR)text, strlen(text), 0, 0, data, NULL) >= 0;
-    pcre2_match_data_free(data);
-    pcre2_code_free(code);
-    return found;
-}
-
-bool mr_quant_config_leaves(const mr_quant_config *config, const char *module)
-{
-    size_t index;
-    const json_t *item;
-    json_array_foreach(config->left, index, item)
-    {
-        const char *name = json_string_value(item);
-        if (strncmp(name, "re:", 3) == 0 ? matches(name + 3, module)
-                                         : strstr(module, name) != NULL) {
-            return true;
-        }
+    *leaves = false;
+    if (config->left == NULL) {
+        return MR_OK;
     }
-    return false;
+    const mr_status status = mr_quant_left_has(config->left, module, leaves, err);
+    if (status != MR_OK) {
+        (void)mr_fail_context(err, "quantization_config");
+    }
+    return status;
 }

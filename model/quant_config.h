@@ -4,6 +4,7 @@
 #define MILLRACE_MODEL_QUANT_CONFIG_H
 
 #include "base/status.h"
+#include "model/quant_left.h"
 
 #include <jansson.h>
 #include <stdbool.h>
@@ -34,11 +35,11 @@ typedef struct mr_quant_config {
     char label[32];                            /* "gptq int4 g128"; empty without a method */
     mr_quant_scheme schemes[MR_QUANT_SCHEMES]; /* those a matrix may have */
     uint32_t n_schemes;
-    bool v2;        /* GPTQ: zeros are as they are, not less 1 */
-    bool act_order; /* GPTQ: inputs are in groups by g_idx */
-    bool head;      /* GPTQ: the vocabulary projection has codes too */
-    json_t *left;   /* array of names and patterns of modules that are not quantised; owns, NULL:
-                       none */
+    bool v2;             /* GPTQ: zeros are as they are, not less 1 */
+    bool act_order;      /* GPTQ: inputs are in groups by g_idx */
+    bool head;           /* GPTQ: the vocabulary projection has codes too */
+    mr_quant_left *left; /* names and patterns of modules that are not quantised; owns,
+                                   NULL: none */
 } mr_quant_config;
 
 /* Reads the object `found` (a quantization_config; NULL or JSON null: not quantised). UNIMPLEMENTED
@@ -51,8 +52,10 @@ MR_MUST_USE mr_status mr_quant_config_open(const char *dir, mr_quant_config *out
 void mr_quant_config_deinit(mr_quant_config *config);
 
 /* Whether a linear module of this name is in the list of those left alone: itself, a module around
- * it, or "re:" patterns. For weights made of nothing; files say it by what they have. */
-bool mr_quant_config_leaves(const mr_quant_config *config, const char *module);
+ * it, or "re:" patterns. For weights made of nothing; files say it by what they have.
+ * Errors as mr_quant_left_has. */
+MR_MUST_USE mr_status mr_quant_config_leaves(const mr_quant_config *config, const char *module,
+                                             bool *leaves, mr_error *err);
 
 /* For docs/models.md: row `index` of what is read, false past the last. */
 bool mr_quant_method_at(size_t index, const char **method, const char **what);

@@ -412,8 +412,12 @@ static mr_status find_random(finder *f, bool *found)
 {
     const mr_quant_module *m = f->module;
     const bool head = m->head && f->config->method == MR_QUANT_GPTQ && !f->config->head;
-    *found = m->linear && !head && !(m->head && f->config->method == MR_QUANT_AWQ) &&
-             !mr_quant_config_leaves(f->config, m->name);
+    *found = m->linear && !head && !(m->head && f->config->method == MR_QUANT_AWQ);
+    if (*found) {
+        bool leaves = false;
+        MR_TRY(mr_quant_config_leaves(f->config, m->name, &leaves, f->err));
+        *found = !leaves;
+    }
     if (!*found) {
         return MR_OK;
     }

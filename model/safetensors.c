@@ -14,6 +14,9 @@
 #define MAX_DIMS         (sizeof(((mr_model_tensor *)0)->shape) / sizeof(uint64_t))
 #define MAX_NAME_BYTES   512u
 #define METADATA         "__metadata__"
+/* The largest checkpoints have a hundred thousand in all their files together; each costs memory
+ * and time, and a header has room for millions. */
+#define MAX_TENSORS (1u << 18)
 
 typedef struct entry {
     mr_model_tensor tensor;
@@ -209,6 +212,11 @@ static mr_status finish_tensor(parser *p, mr_error *err)
     MR_TRY(check_tensor(p, err));
     p->now.tensor.bytes = p->now.end - p->now.begin;
     mr_safetensors *file = p->file;
+    if (file->count == MAX_TENSORS) {
+        return mr_fail(err, MR_UNIMPLEMENTED,
+                       "the file has more than %u tensors; split it into several files",
+                       MAX_TENSORS);
+    }
     if (file->count == file->capacity) {
         const size_t wanted = file->capacity == 0 ? 64 : 2 * file->capacity;
         entry *grown = mr_reallocarray(file->entries, wanted, sizeof(*grown));
@@ -251,7 +259,12 @@ static mr_status on_event(void *ctx, const mr_json_event *event, mr_error *err)
     }
     const mr_bytes name = mr_json_path_key(event, 0);
     if (mr_bytes_is(name, METADATA)) {
-        return MR_OK; /* free text */
+        /* Free text, and nothing else. */
+        return event->kind == MR_JSON_STRING
+                   ? MR_OK
+                   : mr_fail(err, MR_DATA_LOSS,
+                             "the header's " METADATA " has a value that is no text; the file is "
+                             "corrupt");
     }
     if (depth == 2) {
         return take_field(p, event, err);

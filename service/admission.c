@@ -132,14 +132,15 @@ static bool needs_nothing(const mr_call *call)
 static mr_status check_room(mr_call *call, mr_error *err)
 {
     char *peer = grpc_call_get_peer(call->call);
-    call->fit = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
+    call->ticket = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
     gpr_free(peer);
     call->counted = true;
-    if (call->fit == MR_CALL_FITS || call->fit == MR_CALL_FITS_OPEN) {
+    const mr_call_fit fit = call->ticket.fit;
+    if (fit == MR_CALL_FITS || fit == MR_CALL_FITS_OPEN) {
         return MR_OK;
     }
     const mr_server_limits *limits = &call->queue->server->limits;
-    if (call->fit == MR_CALL_CONNECTION_FULL) {
+    if (fit == MR_CALL_CONNECTION_FULL) {
         (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
                       "the connection has %" PRIu32 " calls already: wait for one to end, or have "
                       "limits.connection_calls raised",
@@ -193,11 +194,23 @@ mr_status mr_admission_check(mr_call *call, mr_error *err)
     return status;
 }
 
+mr_status mr_admission_keep(const mr_call *call, mr_error *err)
+{
+    if (mr_connections_holds(&call->ticket)) {
+        return MR_OK;
+    }
+    (void)mr_fail(err, MR_RESOURCE_EXHAUSTED,
+                  "others ask for the health, and this address has the most calls for that: ask "
+                  "again, or have limits.calls raised");
+    err->retry_after_ms = FULL_RETRY_MS;
+    return err->status;
+}
+
 void mr_admission_end(mr_call *call)
 {
     if (call->counted) {
         /* That others fill the server is nobody's fault. */
-        const bool refused = call->refused && call->fit != MR_CALL_SERVER_FULL;
-        mr_connections_end_call(call->connection, call->fit, call->gone || refused);
+        const bool refused = call->refused && call->ticket.fit != MR_CALL_SERVER_FULL;
+        mr_connections_end_call(call->connection, &call->ticket, call->gone || refused);
     }
 }

@@ -4,7 +4,7 @@
  * of its request is looked at; and what is owed for it at its end: the place that it took, and a
  * line on record for an administrator's method.
  *
- * Fills in the call's `connection`, `counted`, `fit`, `tenants`, `tenant`, `caller`, `audited`,
+ * Fills in the call's `connection`, `counted`, `ticket`, `tenants`, `tenant`, `caller`, `audited`,
  * `credited` and `refused`; others only read them. All of it on the thread of the call's queue.
  */
 #ifndef MILLRACE_SERVICE_ADMISSION_H
@@ -17,6 +17,9 @@
  * which is counted and logged already: RESOURCE_EXHAUSTED, with a retry time where there was no
  * room, UNAUTHENTICATED or PERMISSION_DENIED. Once, of a call that has just arrived. */
 MR_MUST_USE mr_status mr_admission_check(mr_call *call, mr_error *err);
+
+/* RESOURCE_EXHAUSTED, with a retry time, once the call's place was given to another. */
+MR_MUST_USE mr_status mr_admission_keep(const mr_call *call, mr_error *err);
 
 /* Puts on record how an administrator's method ended; nothing for others, and the second time. */
 void mr_admission_record(mr_call *call, mr_status status);

@@ -335,6 +335,8 @@ static void check(mr_call *call, uint64_t now_ns)
                       " ms: send it sooner, or have limits.request_timeout_ms raised",
                       limits->request_timeout_ms);
         mr_call_finish(call, NULL, &err);
+    } else if (!call->finished && mr_admission_keep(call, &err) != MR_OK) {
+        mr_call_finish(call, NULL, &err);
     } else if (is_late(call->sending_since, answer_ms(call), now_ns)) {
         (void)mr_fail(&err, MR_RESOURCE_EXHAUSTED, "the client takes its answer too slowly");
         call->sending_since = 0;

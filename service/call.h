@@ -28,7 +28,7 @@ struct mr_call {
     int client_cancelled;      /* gRPC writes it, at any time before MR_RPC_CLOSED: see `gone` */
     mr_connection_id connection;
     bool counted;             /* with the connections */
-    mr_call_fit fit;          /* there */
+    mr_call_ticket ticket;    /* there */
     bool awaiting;            /* the first message, before `begin` */
     uint64_t receiving_since; /* ns, 0: no message is waited for */
     uint64_t sending_since;   /* ns, 0: nothing is on its way */

@@ -2,23 +2,12 @@
 #include "service/connection_table.h"
 
 #include "base/checked.h"
+#include "service/open_places.h"
 
 #include <arpa/inet.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* What it may send with no call at all: preface, handshake, settings, pings, TLS records. */
-#define BASE_CREDIT (INT64_C(256) << 10)
-/* Unused, what is beyond this is lost soon. */
-#define MOST_CREDIT (INT64_C(1) << 20)
-/* Headers and trailers of a call. */
-#define CALL_CREDIT (INT64_C(8) << 10)
-/* Window updates, and the answers to pings that measure the line, for one message of ours. */
-#define SENT_CREDIT INT64_C(256)
-/* Looks in a row, since what was sent may be a call that is not seen yet. */
-#define OVER_MOST 3
-/* So far over that no call explains it: more than a window of HTTP/2 as gRPC opens it. */
-#define FAR_OVER (INT64_C(16) << 20)
 /* Addresses that are remembered, and how many connections without a call each may have in
  * MR_CONNECTION_STRIKES_NS. */
 #define ADDRESSES_MOST 256
@@ -26,11 +15,15 @@
 /* Calls that need no credential: of limits.calls this part, and of that a connection has half. */
 #define OPEN_SHARE 8u
 
+/* What addresses of IPv4 begin with among those of IPv6. */
+static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
+
 typedef struct address_record {
     uint8_t address[16];
     uint64_t until_ns; /* no new connections before */
     uint64_t since_ns; /* of the next */
     uint32_t callless; /* connections that went without having made a call */
+    uint64_t unearned; /* bytes of those that went, for no message */
 } address_record;
 
 struct mr_connection_table {
@@ -40,7 +33,8 @@ struct mr_connection_table {
     uint32_t used;        /* places below have been taken at some time */
     uint32_t count;
     uint32_t calls;
-    uint32_t open_calls; /* those that need no credential */
+    mr_open_places *open; /* owns; for those that need no credential */
+    uint32_t n_open;      /* how many there are */
     uint32_t last_serial;
     address_record addresses[ADDRESSES_MOST];
 };
@@ -54,6 +48,15 @@ static uint64_t key_of(const mr_remote *peer)
     }
     hash = (hash ^ peer->port) * UINT64_C(0x100000001b3);
     return hash == 0 ? 1 : hash;
+}
+
+/* What a stranger has of its own: an address of IPv4, a network of IPv6. */
+static mr_remote home_of(const mr_remote *peer)
+{
+    mr_remote home = {0};
+    const bool v4 = memcmp(peer->address, mapped, sizeof(mapped)) == 0;
+    memcpy(home.address, peer->address, v4 ? sizeof(home.address) : 8);
+    return home;
 }
 
 static bool same_peer(const mr_remote *a, const mr_remote *b)
@@ -87,7 +90,6 @@ static bool parse_port(const char *text, uint16_t *out)
 
 bool mr_remote_parse(const char *name, mr_remote *out)
 {
-    static const uint8_t mapped[12] = {[10] = 0xff, [11] = 0xff};
     char host[INET6_ADDRSTRLEN];
     *out = (mr_remote){0};
     const char *colon = strrchr(name, ':');
@@ -114,11 +116,13 @@ mr_status mr_connection_table_create(const mr_connection_limits *limits, mr_conn
 {
     mr_connection_table *table = mr_calloc(1, sizeof(*table));
     if (table != NULL) {
+        table->n_open = limits->calls / OPEN_SHARE + 2;
         table->limits = *limits;
         table->items = mr_calloc(limits->connections, sizeof(*table->items));
         table->keys = mr_calloc(limits->connections, sizeof(*table->keys));
     }
-    if (table == NULL || table->items == NULL || table->keys == NULL) {
+    const bool short_of_memory = table == NULL || table->items == NULL || table->keys == NULL;
+    if (short_of_memory || mr_open_places_create(table->n_open, &table->open, NULL) != MR_OK) {
         mr_connection_table_destroy(table);
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for %u connections",
                        limits->connections);
@@ -130,6 +134,7 @@ mr_status mr_connection_table_create(const mr_connection_limits *limits, mr_conn
 void mr_connection_table_destroy(mr_connection_table *table)
 {
     if (table != NULL) {
+        mr_open_places_destroy(table->open);
         free(table->items);
         free(table->keys);
         free(table);
@@ -189,15 +194,16 @@ mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_
     table->last_serial = table->last_serial == UINT32_MAX ? 1 : table->last_serial + 1;
     *item = *fresh;
     item->serial = table->last_serial;
-    item->credit = BASE_CREDIT;
+    mr_connection_account_init(&item->account, table->limits.message_bytes);
     table->keys[index] = key_of(&item->peer);
     return (mr_connection_id){index, item->serial};
 }
 
 static address_record *find_record(mr_connection_table *table, const mr_remote *peer)
 {
+    const mr_remote home = home_of(peer);
     for (size_t i = 0; i < ADDRESSES_MOST; i++) {
-        if (memcmp(table->addresses[i].address, peer->address, sizeof(peer->address)) == 0) {
+        if (memcmp(table->addresses[i].address, home.address, sizeof(home.address)) == 0) {
             return &table->addresses[i];
         }
     }
@@ -216,7 +222,8 @@ static address_record *record_of(mr_connection_table *table, const mr_remote *pe
             found = heard < found->since_ns + found->until_ns ? &table->addresses[i] : found;
         }
         *found = (address_record){.since_ns = now_ns};
-        memcpy(found->address, peer->address, sizeof(peer->address));
+        const mr_remote home = home_of(peer);
+        memcpy(found->address, home.address, sizeof(home.address));
     }
     return found;
 }
@@ -236,17 +243,23 @@ bool mr_connection_table_is_punished(mr_connection_table *table, const mr_remote
 void mr_connection_table_gone(mr_connection_table *table, const mr_connection *connection,
                               uint64_t now_ns)
 {
-    if (connection->proven || connection->served) {
+    const bool made_calls = connection->proven || connection->served;
+    const uint64_t unearned =
+        connection->closing ? 0 : mr_connection_account_unearned(&connection->account);
+    if (made_calls && unearned == 0) {
         return;
     }
     address_record *record = record_of(table, &connection->peer, now_ns);
     if (now_ns - record->since_ns > MR_CONNECTION_STRIKES_NS) {
         record->since_ns = now_ns;
         record->callless = 0;
+        record->unearned = 0;
     }
-    record->callless++;
-    if (record->callless > CALLLESS_MOST) {
+    record->callless += made_calls ? 0 : 1;
+    record->unearned += unearned;
+    if (record->callless > CALLLESS_MOST || record->unearned > connection->account.stock_most) {
         record->callless = 0;
+        record->unearned = 0;
         record->until_ns = now_ns + table->limits.penalty_ns;
     }
 }
@@ -302,41 +315,48 @@ mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *in
 }
 
 /* Places for calls that need no credential. */
-static mr_call_fit begin_open(mr_connection_table *table, mr_connection *item)
+static mr_call_ticket begin_open(mr_connection_table *table, mr_connection *item)
 {
-    const uint32_t most = table->limits.calls / OPEN_SHARE + 2;
-    if (item != NULL && item->open_calls >= most / 2) {
-        return MR_CALL_CONNECTION_FULL;
-    }
-    if (table->open_calls >= most) {
-        return MR_CALL_SERVER_FULL;
-    }
-    table->open_calls++;
+    mr_remote home = {0};
     if (item != NULL) {
+        if (item->open_calls >= table->n_open / 2) {
+            return (mr_call_ticket){.fit = MR_CALL_CONNECTION_FULL};
+        }
         item->open_calls++;
+        home = home_of(&item->peer);
     }
-    return MR_CALL_FITS_OPEN;
+    return (mr_call_ticket){.fit = MR_CALL_FITS_OPEN,
+                            .place = mr_open_places_take(table->open, home.address)};
 }
 
-mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id,
-                                           bool open)
+mr_call_ticket mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id,
+                                              bool open)
 {
     mr_connection *item = mr_connection_table_get(table, id);
     if (item != NULL) {
         item->calls++;
-        item->credit += CALL_CREDIT;
+        mr_connection_account_call(&item->account);
         if (item->calls > table->limits.connection_calls) {
-            return MR_CALL_CONNECTION_FULL;
+            return (mr_call_ticket){.fit = MR_CALL_CONNECTION_FULL};
         }
     }
     if (open) {
         return begin_open(table, item);
     }
     if (table->calls >= table->limits.calls) {
-        return MR_CALL_SERVER_FULL;
+        if (item != NULL && item->proven) {
+            /* It is not its fault that the message comes in vain. */
+            mr_connection_account_refuse(&item->account);
+        }
+        return (mr_call_ticket){.fit = MR_CALL_SERVER_FULL};
     }
     table->calls++;
-    return MR_CALL_FITS;
+    return (mr_call_ticket){.fit = MR_CALL_FITS};
+}
+
+bool mr_connection_table_holds(const mr_connection_table *table, const mr_call_ticket *ticket)
+{
+    return ticket->fit != MR_CALL_FITS_OPEN || mr_open_places_holds(table->open, ticket->place);
 }
 
 void mr_connection_table_await(mr_connection_table *table, mr_connection_id id)
@@ -344,45 +364,25 @@ void mr_connection_table_await(mr_connection_table *table, mr_connection_id id)
     mr_connection *item = mr_connection_table_get(table, id);
     if (item != NULL) {
         item->proven = true;
-        item->receiving++;
+        mr_connection_account_await(&item->account);
     }
 }
 
-/* Frames of one byte each would be ten times the message: who sends so is slow by choice. Of one
- * that is given up all of it may have been sent, and may be on its way still; that ends a call, and
- * so is a strike. */
-void mr_connection_table_received(mr_connection_table *table, mr_connection_id id, uint64_t bytes,
-                                  bool given_up)
+bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id,
+                                  const mr_call_ticket *ticket, bool strike, uint64_t now_ns)
 {
-    mr_connection *item = mr_connection_table_get(table, id);
-    if (item == NULL || item->receiving == 0) {
-        return;
+    const bool open = ticket->fit == MR_CALL_FITS_OPEN;
+    table->calls -= ticket->fit == MR_CALL_FITS ? 1 : 0;
+    if (open) {
+        mr_open_places_give_back(table->open, ticket->place);
     }
-    item->receiving--;
-    const uint64_t most = table->limits.message_bytes;
-    const uint64_t counted = given_up ? most : mr_min_u64(bytes, most);
-    item->credit += (int64_t)(counted + counted / 8);
-}
-
-void mr_connection_table_sent(mr_connection_table *table, mr_connection_id id)
-{
-    mr_connection *item = mr_connection_table_get(table, id);
-    if (item != NULL) {
-        item->credit += SENT_CREDIT;
-    }
-}
-
-bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id, mr_call_fit fit,
-                                  bool strike, uint64_t now_ns)
-{
-    table->calls -= fit == MR_CALL_FITS ? 1 : 0;
-    table->open_calls -= fit == MR_CALL_FITS_OPEN ? 1 : 0;
     mr_connection *item = mr_connection_table_get(table, id);
     if (item == NULL) {
         return false;
     }
     item->calls--;
-    item->open_calls -= fit == MR_CALL_FITS_OPEN ? 1 : 0;
+    item->open_calls -= open ? 1 : 0;
+    item->idle_ns = now_ns;
     if (!strike) {
         item->served = true;
         return false;
@@ -395,26 +395,9 @@ bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id i
     return item->strikes > table->limits.connection_calls && !item->closing;
 }
 
-bool mr_connection_table_look(mr_connection_table *table, mr_connection *connection,
-                              uint64_t sent_bytes)
+bool mr_connection_is_idle(const mr_connection *connection, uint64_t idle_ns, uint64_t now_ns)
 {
-    const uint64_t news =
-        sent_bytes > connection->seen_bytes ? sent_bytes - connection->seen_bytes : 0;
-    connection->seen_bytes += news;
-    connection->credit -= (int64_t)mr_min_u64(news, (uint64_t)INT64_MAX / 4);
-    /* An eighth of what is too much goes at each look: the last bytes of a request that was given
-     * up may come after its end. */
-    const int64_t surplus = connection->credit - MOST_CREDIT;
-    connection->credit -= surplus > 0 ? surplus / 8 + 1 : 0;
-    uint64_t coming = 0;
-    if (!mr_mul_u64(connection->receiving, table->limits.message_bytes, &coming)) {
-        coming = UINT64_MAX / 8;
-    }
-    coming = mr_min_u64(coming + coming / 8, (uint64_t)INT64_MAX / 4);
-    const bool over = connection->credit < 0 && (uint64_t)-connection->credit > coming;
-    connection->over = over ? connection->over + 1 : 0;
-    if (over && (uint64_t)-connection->credit - coming > FAR_OVER) {
-        connection->over = OVER_MOST;
-    }
-    return connection->over >= OVER_MOST && !connection->closing;
+    const uint64_t since_ns =
+        connection->idle_ns != 0 ? connection->idle_ns : connection->accepted_ns;
+    return connection->calls == 0 && now_ns - since_ns >= idle_ns;
 }

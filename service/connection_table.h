@@ -3,16 +3,17 @@
  * Who is connected, and whether each connection still behaves: bookkeeping only, without sockets,
  * threads or a clock of its own (connections.h has those). One lock around all of it.
  *
- * A connection that carries no call may send little; each call, message and answer lets it send
- * more. What it sends beyond that belongs to nothing: floods of PING, SETTINGS, WINDOW_UPDATE or
+ * A connection that sends more than its account has is flooding: PING, SETTINGS, WINDOW_UPDATE or
  * CONTINUATION frames, which gRPC takes without end. Calls that are cancelled, refused or too many
  * are strikes; as many strikes in ten seconds as it may have calls end it too (rapid reset). Who
- * floods comes again at once, so the address gets no new connection for a while.
+ * floods comes again at once, so the address gets no new connection for a while; of IPv6, whose
+ * hosts have 2^64 addresses each, the network of 64 bits.
  */
 #ifndef MILLRACE_SERVICE_CONNECTION_TABLE_H
 #define MILLRACE_SERVICE_CONNECTION_TABLE_H
 
 #include "base/status.h"
+#include "service/connection_account.h"
 
 #include <stdbool.h>
 #include <stdint.h>
@@ -43,15 +44,13 @@ typedef struct mr_connection {
     int fd;          /* borrows */
     uint64_t cookie; /* the kernel's name of the socket, which no other has */
     uint64_t accepted_ns;
-    uint32_t calls;         /* open */
-    uint32_t open_calls;    /* of them, those that need no credential */
-    uint32_t receiving;     /* of them, those whose message is still coming */
-    bool proven;            /* it has made a call that was let in */
-    bool served;            /* and this, or one that needs no credential, ended well */
-    bool closing;           /* we have ended it */
-    int64_t credit;         /* bytes that it may still send */
-    uint64_t seen_bytes;    /* sent so far */
-    uint32_t over;          /* looks in a row at which the credit was overdrawn */
+    uint64_t idle_ns;    /* since when it has no call, if it has none; 0: it never had one */
+    uint32_t calls;      /* open */
+    uint32_t open_calls; /* of them, those that need no credential */
+    bool proven;         /* it has made a call that was let in */
+    bool served;         /* and this, or one that needs no credential, ended well */
+    bool closing;        /* we have ended it */
+    mr_connection_account account;
     uint32_t strikes;       /* since: */
     uint64_t strikes_since; /* ns */
 } mr_connection;
@@ -62,6 +61,12 @@ typedef enum mr_call_fit {
     MR_CALL_CONNECTION_FULL,
     MR_CALL_SERVER_FULL,
 } mr_call_fit;
+
+/* What a call got when it came. */
+typedef struct mr_call_ticket {
+    mr_call_fit fit;
+    uint64_t place; /* of one that fits as open; others may take it away */
+} mr_call_ticket;
 
 typedef struct mr_connection_table mr_connection_table;
 
@@ -78,7 +83,8 @@ void mr_connection_table_destroy(mr_connection_table *table);
  * name. */
 mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_connection *fresh,
                                            mr_connection *evicted);
-/* One has gone, or has to: many that made no call are punished too. */
+/* One has gone, or has to. Many that made no call, or sent much that became no message, are
+ * punished too. */
 void mr_connection_table_gone(mr_connection_table *table, const mr_connection *connection,
                               uint64_t now_ns);
 /* One was ended for what it did: its address is not welcome for a while. */
@@ -96,20 +102,17 @@ mr_connection *mr_connection_table_next(mr_connection_table *table, uint32_t *in
 
 /* A call came, and may go on only if it fits. Of those that do not only the connection keeps count:
  * they take no place from others. Nor do `open` ones, which need no credential: they have few
- * places of their own. `end_call` follows in any case. */
-mr_call_fit mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id,
-                                           bool open);
+ * places of their own, which addresses share (open_places.h). `end_call` follows in any case. */
+mr_call_ticket mr_connection_table_begin_call(mr_connection_table *table, mr_connection_id id,
+                                              bool open);
+/* Whether an open call still has its place; true for every other. */
+bool mr_connection_table_holds(const mr_connection_table *table, const mr_call_ticket *ticket);
 /* It was let in, and its message is awaited. */
 void mr_connection_table_await(mr_connection_table *table, mr_connection_id id);
-/* The message is in, or the call is given up before it is. */
-void mr_connection_table_received(mr_connection_table *table, mr_connection_id id, uint64_t bytes,
-                                  bool given_up);
-void mr_connection_table_sent(mr_connection_table *table, mr_connection_id id);
-/* `fit` is what begin_call gave. True: that was a strike too many, end the connection. */
-bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id, mr_call_fit fit,
-                                  bool strike, uint64_t now_ns);
-/* A look at how much it has sent so far; true: far more than it had reason to, end it. */
-bool mr_connection_table_look(mr_connection_table *table, mr_connection *connection,
-                              uint64_t sent_bytes);
+/* `ticket` is what begin_call gave. True: that was a strike too many, end the connection. */
+bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id,
+                                  const mr_call_ticket *ticket, bool strike, uint64_t now_ns);
+/* Whether it has had no call for so long. */
+bool mr_connection_is_idle(const mr_connection *connection, uint64_t idle_ns, uint64_t now_ns);
 
 #endif

@@ -21,6 +21,8 @@
 #define LOOK_NS      (20 * MR_NS_PER_MS)
 #define LOOK_EACH_NS (MR_NS_PER_MS / 10)
 #define MAX_PORTS    2
+/* What a peer gets to take its last answers and to close by itself when we leave. */
+#define LEAVE_NS (2 * MR_NS_PER_S)
 
 /* State of the process, as accept4 has no other. `mutex` guards all but the event and the thread.
  */
@@ -30,7 +32,8 @@ static struct {
     uint16_t ports[MAX_PORTS];
     uint32_t n_ports;
     uint64_t looked_ns;
-    int reserve; /* a descriptor to give up when there are no others */
+    uint64_t leaving_ns; /* since when the server leaves; 0: it does not */
+    int reserve;         /* a descriptor to give up when there are no others */
     bool stopping;
     mr_event work; /* there is a first connection, or it is over */
     pthread_t thread;
@@ -108,6 +111,18 @@ static void throw_out(mr_connection *connection, const char *why)
     end_connection(connection, why);
 }
 
+static bool is_left_behind(const mr_connection *connection)
+{
+    return guard.leaving_ns != 0 && guard.looked_ns - guard.leaving_ns >= LEAVE_NS &&
+           mr_connection_is_idle(connection, LEAVE_NS, guard.looked_ns) && !connection->closing;
+}
+
+static bool floods(mr_connection *connection)
+{
+    return mr_connection_account_look(&connection->account, sent_by(connection), guard.looked_ns) &&
+           !connection->closing;
+}
+
 /* Forgets those that are gone, ends those that flood. */
 static void look_at_all(void)
 {
@@ -118,8 +133,10 @@ static void look_at_all(void)
         if (!is_there(item)) {
             mr_connection_table_gone(guard.table, item, guard.looked_ns);
             mr_connection_table_remove(guard.table, (mr_connection_id){index - 1, item->serial});
-        } else if (mr_connection_table_look(guard.table, item, sent_by(item))) {
+        } else if (floods(item)) {
             throw_out(item, "a connection is closed: it sends far more than its calls need");
+        } else if (is_left_behind(item)) {
+            end_connection(item, "a connection without calls is closed: the server leaves");
         }
     }
 }
@@ -153,6 +170,7 @@ mr_status mr_connections_start(const mr_connection_limits *limits, mr_error *err
 {
     MR_TRY(mr_connection_table_create(limits, &guard.table, err));
     guard.stopping = false;
+    guard.leaving_ns = 0;
     guard.n_ports = 0;
     guard.reserve = open_reserve();
     mr_event_init(&guard.work);
@@ -190,6 +208,13 @@ void mr_connections_guard(int port)
     if (guard.table != NULL && guard.n_ports < MAX_PORTS) {
         guard.ports[guard.n_ports++] = (uint16_t)port;
     }
+    pthread_mutex_unlock(&guard.mutex);
+}
+
+void mr_connections_leave(void)
+{
+    pthread_mutex_lock(&guard.mutex);
+    guard.leaving_ns = mr_monotonic_ns();
     pthread_mutex_unlock(&guard.mutex);
 }
 
@@ -310,20 +335,31 @@ int mr_accept4(int fd, struct sockaddr *address, socklen_t *bytes, int flags)
     return accepted;
 }
 
-mr_call_fit mr_connections_begin_call(const char *peer, bool open, mr_connection_id *out)
+mr_call_ticket mr_connections_begin_call(const char *peer, bool open, mr_connection_id *out)
 {
     *out = (mr_connection_id){0};
-    mr_call_fit fit = MR_CALL_FITS;
+    mr_call_ticket ticket = {.fit = MR_CALL_FITS};
     pthread_mutex_lock(&guard.mutex);
     if (guard.table != NULL) {
         mr_remote from;
         if (mr_remote_parse(peer, &from)) {
             *out = mr_connection_table_find(guard.table, &from);
         }
-        fit = mr_connection_table_begin_call(guard.table, *out, open);
+        ticket = mr_connection_table_begin_call(guard.table, *out, open);
     }
     pthread_mutex_unlock(&guard.mutex);
-    return fit;
+    return ticket;
+}
+
+bool mr_connections_holds(const mr_call_ticket *ticket)
+{
+    if (ticket->fit != MR_CALL_FITS_OPEN) {
+        return true;
+    }
+    pthread_mutex_lock(&guard.mutex);
+    const bool holds = guard.table == NULL || mr_connection_table_holds(guard.table, ticket);
+    pthread_mutex_unlock(&guard.mutex);
+    return holds;
 }
 
 void mr_connections_await(mr_connection_id id)
@@ -335,11 +371,20 @@ void mr_connections_await(mr_connection_id id)
     pthread_mutex_unlock(&guard.mutex);
 }
 
+/* NULL: nothing is guarded, or it is gone. */
+static mr_connection *get(mr_connection_id id)
+{
+    return guard.table == NULL ? NULL : mr_connection_table_get(guard.table, id);
+}
+
 void mr_connections_received(mr_connection_id id, uint64_t bytes, bool given_up)
 {
     pthread_mutex_lock(&guard.mutex);
-    if (guard.table != NULL) {
-        mr_connection_table_received(guard.table, id, bytes, given_up);
+    mr_connection *item = get(id);
+    if (item != NULL && given_up) {
+        mr_connection_account_give_up(&item->account);
+    } else if (item != NULL && is_there(item)) {
+        mr_connection_account_whole(&item->account, bytes, sent_by(item));
     }
     pthread_mutex_unlock(&guard.mutex);
 }
@@ -347,17 +392,18 @@ void mr_connections_received(mr_connection_id id, uint64_t bytes, bool given_up)
 void mr_connections_sent(mr_connection_id id)
 {
     pthread_mutex_lock(&guard.mutex);
-    if (guard.table != NULL) {
-        mr_connection_table_sent(guard.table, id);
+    mr_connection *item = get(id);
+    if (item != NULL) {
+        mr_connection_account_answer(&item->account);
     }
     pthread_mutex_unlock(&guard.mutex);
 }
 
-void mr_connections_end_call(mr_connection_id id, mr_call_fit fit, bool strike)
+void mr_connections_end_call(mr_connection_id id, const mr_call_ticket *ticket, bool strike)
 {
     pthread_mutex_lock(&guard.mutex);
     if (guard.table != NULL &&
-        mr_connection_table_end_call(guard.table, id, fit, strike, mr_monotonic_ns())) {
+        mr_connection_table_end_call(guard.table, id, ticket, strike, mr_monotonic_ns())) {
         mr_connection *item = mr_connection_table_get(guard.table, id);
         throw_out(item, "a connection is closed: it gives up or is refused too many calls");
     }

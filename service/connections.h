@@ -20,11 +20,17 @@ void mr_connections_stop(void);
 /* What is accepted at this port from now on is guarded. At most two ports. */
 void mr_connections_guard(int port);
 
+/* The server leaves: what has no call any more is closed soon, whether or not the peer answers
+ * gRPC's wish to go. */
+void mr_connections_leave(void);
+
 /* The life of a call of `peer`, as gRPC names it; see connection_table.h. */
-mr_call_fit mr_connections_begin_call(const char *peer, bool open, mr_connection_id *out);
+mr_call_ticket mr_connections_begin_call(const char *peer, bool open, mr_connection_id *out);
+bool mr_connections_holds(const mr_call_ticket *ticket);
 void mr_connections_await(mr_connection_id id);
+/* The message is in, or the call has ended before it is. */
 void mr_connections_received(mr_connection_id id, uint64_t bytes, bool given_up);
 void mr_connections_sent(mr_connection_id id);
-void mr_connections_end_call(mr_connection_id id, mr_call_fit fit, bool strike);
+void mr_connections_end_call(mr_connection_id id, const mr_call_ticket *ticket, bool strike);
 
 #endif

@@ -88,7 +88,8 @@ static bool matches(const char *identity, const mr_peer_name *name)
                                      : memcmp(wanted, name->text, name->bytes) == 0;
 }
 
-/* The common name counts only where there is nothing better: it is free text to many issuers. */
+/* The common name counts only where there is no alternative name (RFC 6125, 6.4.4): it is free text
+ * to many issuers. */
 static bool counts(const mr_peer *peer, const mr_peer_name *name)
 {
     if (name->kind != MR_NAME_COMMON) {

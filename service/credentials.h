@@ -6,7 +6,7 @@
  * An identity is written as
  *   spiffe://example.org/a/b   a URI among the subject's alternative names, the same to the byte
  *   client.example.org         a DNS name there, whatever the case; wildcards match nothing
- *   CN=client                  the common name, of a certificate with neither
+ *   CN=client                  the common name, of a certificate without any alternative name
  */
 #ifndef MILLRACE_SERVICE_CREDENTIALS_H
 #define MILLRACE_SERVICE_CREDENTIALS_H
@@ -34,6 +34,7 @@ typedef struct mr_credentials {
 typedef enum mr_name_kind {
     MR_NAME_URI,
     MR_NAME_DNS,
+    MR_NAME_OTHER, /* an alternative name that no identity can be: a mail or IP address */
     MR_NAME_COMMON,
 } mr_name_kind;
 

@@ -209,13 +209,9 @@ static mr_status check_choices(const check *c, const mr_generation_ask *ask, mr_
 }
 
 /* A search knows the distribution that it ran on, and no other. */
-static mr_status check_beam_logprobs(const check *c, const mr_generation_ask *ask,
-                                     const mr_request_params *params)
+static mr_status refuse_raw_beams(const check *c, const mr_generation_ask *ask)
 {
-    const bool changed = ask->n_bias > 0 || params->min_tokens > 0 ||
-                         params->repetition_penalty != 1.0f || params->presence_penalty != 0.0f ||
-                         params->frequency_penalty != 0.0f;
-    if (params->beam_width == 1 || !ask->logprobs || ask->logprobs_processed || !changed) {
+    if (!ask->logprobs || ask->logprobs_processed) {
         return MR_OK;
     }
     const char *name = field_name(FIELD_LOGPROBS_MODE, c->surface);
@@ -223,6 +219,15 @@ static mr_status check_beam_logprobs(const check *c, const mr_generation_ask *as
                          "%s is RAW: beam search with a bias, penalties or minimum gives "
                          "log-probabilities after those; ask for PROCESSED",
                          name);
+}
+
+static mr_status check_beam_logprobs(const check *c, const mr_generation_ask *ask,
+                                     const mr_request_params *params)
+{
+    const bool changed = ask->n_bias > 0 || params->min_tokens > 0 ||
+                         params->repetition_penalty != 1.0f || params->presence_penalty != 0.0f ||
+                         params->frequency_penalty != 0.0f;
+    return params->beam_width > 1 && changed ? refuse_raw_beams(c, ask) : MR_OK;
 }
 
 static mr_status check_list(const check *c, field_id id, size_t count, size_t limit)
@@ -397,7 +402,10 @@ mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface sur
                              "%s: the model has no tokenizer, so it gives no text; use %s", name,
                              field_name(FIELD_STOP_TOKENS, surface));
     }
-    return MR_OK;
+    /* The penalty that the model brings counts as the caller's own does. */
+    const float penalty = mr_model_config_get(model)->sampling.repetition_penalty;
+    const bool brings = !ask->has_repetition_penalty && !isnan(penalty) && penalty != 1.0f;
+    return ask->beam_width > 1 && brings ? refuse_raw_beams(&c, ask) : MR_OK;
 }
 
 void mr_generation_fill_defaults(const mr_generation_ask *ask, const mr_model *model,

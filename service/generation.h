@@ -54,7 +54,8 @@ MR_MUST_USE mr_status mr_generation_check(const mr_generation_ask *ask, mr_surfa
                                           mr_request_params *out, mr_error *err);
 
 /* What only the model tells: INVALID_ARGUMENT for an id of a list that is not in its vocabulary,
- * FAILED_PRECONDITION for stop strings where there is no tokenizer. */
+ * FAILED_PRECONDITION for stop strings where there is no tokenizer. Of beams, raw log-probabilities
+ * where the model has a penalty of its own are refused as with one of the caller's. */
 MR_MUST_USE mr_status mr_generation_check_model(const mr_generation_ask *ask, mr_surface surface,
                                                 const mr_model *model, mr_error *err);
 

@@ -4,6 +4,7 @@
 #include "base/checked.h"
 #include "base/clock.h"
 #include "base/log.h"
+#include "service/connections.h"
 #include "service/rpc.h"
 
 #include <inttypes.h>
@@ -222,6 +223,7 @@ static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
     }
     if (settled && drain->leaves && !server->closing) {
         server->closing = true;
+        mr_connections_leave();
         mr_server_shut_down_ports(server);
     }
     if (moves) {

@@ -40,9 +40,9 @@ def integer(prefix_bits, value):
 class Attacker(Connection):
     """Reads whatever comes, in a thread, so that the server is never held up by it."""
 
-    def __init__(self, address, settings=b"", reads=True, speaks=True):
+    def __init__(self, address, settings=b"", reads=True, speaks=True, source=None):
         if speaks:
-            super().__init__(address, settings)
+            super().__init__(address, settings, source)
         else:
             host, port = address.rsplit(":", 1)
             self.socket = socket.create_connection((host, int(port)), timeout=60)
@@ -119,6 +119,23 @@ def flood(kind, payload):
 ping_flood = flood(PING, b"12345678")
 settings_flood = flood(SETTINGS, b"")
 window_flood = flood(WINDOW_UPDATE, struct.pack(">I", 1))
+
+
+def flood_between_calls(address, most, stop=None):
+    """SETTINGS frames between calls that bring nothing, headers alone or given up; bytes that were sent."""
+    attacker, sent = Attacker(address), 0
+    data = frame(SETTINGS, 0, 0, b"") * (CHUNK // 9)
+    try:
+        while sent < most and not (stop and stop.is_set()):
+            attacker.open(1, GET_MODEL, flags=END_HEADERS | END_STREAM)
+            attacker.open(1, after=reset)
+            for _ in range(16):
+                attacker.socket.sendall(data)
+                sent += len(data)
+    except THROWN_OUT:
+        pass
+    attacker.close()
+    return sent
 
 
 def continuation_flood(address, most, stop=None):

@@ -51,11 +51,12 @@ class Authority(Pair):
                    .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True))
         super().__init__(builder.sign(self._key, hashes.SHA256()), self._key)
 
-    def issue(self, common="", uris=(), dns=(), ips=(), days=(-1, 365), server=False):
+    def issue(self, common="", uris=(), dns=(), ips=(), mails=(), days=(-1, 365), server=False):
         now = datetime.datetime.now(datetime.timezone.utc)
         key = ec.generate_private_key(ec.SECP256R1())
         names = ([x509.UniformResourceIdentifier(uri) for uri in uris] + [x509.DNSName(name) for name in dns]
-                 + [x509.IPAddress(ipaddress.ip_address(ip)) for ip in ips])
+                 + [x509.IPAddress(ipaddress.ip_address(ip)) for ip in ips]
+                 + [x509.RFC822Name(mail) for mail in mails])
         usage = ExtendedKeyUsageOID.SERVER_AUTH if server else ExtendedKeyUsageOID.CLIENT_AUTH
         builder = (x509.CertificateBuilder().subject_name(_subject(common)).issuer_name(self.x509.subject)
                    .public_key(key.public_key()).serial_number(x509.random_serial_number())

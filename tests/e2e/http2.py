@@ -23,10 +23,11 @@ def literal(name, value):
 class Connection:
     """One connection, with one call on stream 1 once there was call()."""
 
-    def __init__(self, address, settings=b""):
+    def __init__(self, address, settings=b"", source=None):
+        """`source`: the IP address that it comes from."""
         host, port = address.rsplit(":", 1)
         self.address = address
-        self.socket = socket.create_connection((host, int(port)), timeout=60)
+        self.socket = socket.create_connection((host, int(port)), timeout=60, source_address=source and (source, 0))
         self.socket.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(SETTINGS, 0, 0, settings))
 
     def call(self, path, asked):

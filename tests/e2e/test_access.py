@@ -71,6 +71,8 @@ CREDENTIALS = {
     "certificate of a tenant, DNS name": ("bob", [], ADA),
     "certificate of a tenant, common name": ("old", [], ADA),
     "tenant's common name beside another name": ("disguise", [], NOBODY),
+    "tenant's common name beside a mail address": ("mail", [], NOBODY),
+    "tenant's common name beside an IP address": ("host", [], NOBODY),
     "certificate of an administrator": ("ops", [], OPS),
     "certificate of two callers": ("both", [], WRONG),
     "certificate of nobody, tenant's key": ("proxy", bearer(KEYS["ada"]), ADA),
@@ -119,6 +121,8 @@ def channels(served, authority):
         "bob": authority.issue("", dns=["alias.example.org", "BOB.example.org"]),
         "old": authority.issue("bob of old"),
         "disguise": authority.issue("bob of old", dns=["eve.example.org"]),
+        "mail": authority.issue("bob of old", mails=["eve@example.org"]),
+        "host": authority.issue("bob of old", ips=["192.0.2.1"]),
         "ops": authority.issue("ops", uris=["spiffe://example.org/ops"]),
         "both": authority.issue("both", uris=["spiffe://example.org/ada", "spiffe://example.org/ops"]),
     }

@@ -94,6 +94,15 @@ def test_floods_of_frames_end_the_connection(guarded, attack):
         assert attack(guarded.address, most) < most
 
 
+def test_floods_between_calls_that_bring_nothing_end_the_connection(millrace_bin, model_path):
+    """Only what came whole earns anything, and of what was given up there is a bounded stock."""
+    with Server(millrace_bin, model_path, "max_seq_length=1024", "limits.penalty_ms=0") as server:
+        most = 300 << 20
+        assert attacks.flood_between_calls(server.address, most) < most
+        wait_for(lambda: "far more than its calls need" in server.log, server.log)
+        assert generate(server.stub, OTHER).ids
+
+
 def test_continuation_flood_ends_the_connection(guarded):
     """CVE-2023-33953: gRPC would keep all of it, and copy it anew for every frame."""
     with unharmed(guarded):
@@ -341,6 +350,92 @@ def test_large_requests_are_no_flood(guarded):
             assert caught.value.code() == grpc.StatusCode.INVALID_ARGUMENT, caught.value.details()
         assert generate(stub, OTHER).ids == guarded.reference[1]
     assert guarded.log.count("far more than its calls need") == before
+
+
+class Line:
+    """Between a client and the server, for one connection: it can stall, and go on."""
+
+    def __init__(self, address):
+        host, port = address.rsplit(":", 1)
+        self.listener = socket.create_server(("127.0.0.1", 0))
+        self.address = f"127.0.0.1:{self.listener.getsockname()[1]}"
+        self.server = socket.create_connection((host, int(port)), timeout=WAIT_S)
+        self.passed, self.most = 0, 0
+        self.goes_on = threading.Event()
+        threading.Thread(target=self._run, daemon=True).start()
+
+    def stall_after(self, count):
+        self.goes_on.clear()
+        self.most = self.passed + count
+
+    def _run(self):
+        self.client, _ = self.listener.accept()
+        threading.Thread(target=self._back, daemon=True).start()
+        with contextlib.suppress(*THROWN_OUT):
+            while part := self.client.recv(attacks.CHUNK):
+                if self.passed >= self.most:
+                    self.goes_on.wait()
+                self.server.sendall(part)
+                self.passed += len(part)
+
+    def _back(self):
+        with contextlib.suppress(*THROWN_OUT):
+            while part := self.server.recv(attacks.CHUNK):
+                self.client.sendall(part)
+
+
+def test_uploads_that_run_into_their_deadline_are_no_flood(guarded):
+    """A line that stalls for seconds in the midst of large requests: what comes after their end is theirs too."""
+    large = greedy(4, tokens={"ids": [100_000] * 3_000_000})  # three bytes each
+    before = guarded.log.count("a connection is closed")
+    line = Line(guarded.address)
+    with grpc.insecure_channel(line.address, options=[("grpc.max_send_message_length", -1),
+                                                      ("grpc.keepalive_time_ms", 600000)]) as channel:
+        stub = pb_grpc.InferenceServiceStub(channel)
+        line.most = 1 << 40
+        assert generate(stub, OTHER).ids == guarded.reference[1]
+        for _ in range(2):
+            line.stall_after(4 << 20)
+            calls = [stub.Generate(large, timeout=2) for _ in range(2)]
+            time.sleep(4)  # both are over, but a client sees no end while its socket takes nothing
+            line.most = 1 << 40
+            line.goes_on.set()
+            for call in calls:
+                with pytest.raises(grpc.RpcError) as caught:
+                    list(call)
+                assert caught.value.code() == grpc.StatusCode.DEADLINE_EXCEEDED, caught.value.details()
+        # The same connection: the line has only one.
+        assert generate(stub, OTHER).ids == guarded.reference[1]
+    assert guarded.log.count("a connection is closed") == before
+
+
+def watch(attacker):
+    """A Watch of the health whose end nobody looks at."""
+    stream = attacker.next_stream
+    attacker.open(1, attacks.WATCH, lambda number: frame(DATA, END_STREAM, number, b"\0\0\0\0\0"))
+    return stream
+
+
+def test_watches_of_strangers_make_room_for_a_probe(millrace_bin, model_path):
+    """All the places for health calls: the address that has the most loses its oldest."""
+    with Server(millrace_bin, model_path, "max_seq_length=256", "limits.calls=16") as server:
+        strangers = [Attacker(server.address, source="127.0.0.2") for _ in range(4)]
+        for one in strangers:
+            for _ in range(2):
+                watch(one)
+        wait_for(lambda: any(b"grpc-status\x018" in one.received for one in strangers), "none lost its place")
+        for _ in range(3):
+            assert server.health.Check(health_pb2.HealthCheckRequest(), timeout=CALL_S).status == \
+                health_pb2.HealthCheckResponse.SERVING
+        watcher = server.health.Watch(health_pb2.HealthCheckRequest(), timeout=CALL_S)
+        assert next(watcher).status == health_pb2.HealthCheckResponse.SERVING
+        for one in strangers:
+            for _ in range(8):
+                watch(one)
+        assert generate(server.stub, OTHER).ids
+        assert watcher.is_active(), "one watch is less than what the strangers have"
+        for one in strangers:
+            one.close()
 
 
 def can_connect(address):

@@ -233,6 +233,19 @@ def test_what_a_request_leaves_out_is_the_models_own(millrace_bin, tmp_path):
     assert drawn[0] == drawn[1] and drawn[0] != drawn[2]
 
 
+def test_beams_with_the_models_own_penalty_give_no_raw_logprobs_L1(millrace_bin, tmp_path):
+    """As with a penalty of the caller's: a search knows the distribution that it ran on, and no other."""
+    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
+    (tmp_path / "generation_config.json").write_text(json.dumps({"repetition_penalty": 1.3}))
+    base = {"prompt_ids": [5, 6, 7], "max_tokens": 4, "beam_width": 2}
+    rows = [{"logprobs": 0}, {"logprobs": 0, "logprobs_mode": "processed"}, {"logprobs": 0, "repetition_penalty": 1}, {}]
+    asked = "".join(json.dumps({**base, **row}) + "\n" for row in rows)
+    done = run(millrace_bin, "generate", "--model", tmp_path, "--set", "load_format=random", "--jsonl", stdin=asked)
+    answers = [json.loads(line) for line in done.stdout.splitlines()]
+    assert ["error" in answer for answer in answers] == [True, False, False, False]
+    assert "ask for PROCESSED" in done.stdout
+
+
 def test_a_load_that_cannot_fit_fails_first(millrace_bin, tmp_path):
     huge = {**CONFIG, "hidden_size": 65536, "intermediate_size": 262144, "num_hidden_layers": 200,
             "num_attention_heads": 512, "num_key_value_heads": 64}

@@ -260,6 +260,21 @@ def fill(server, max_tokens):
 FULL = ("max_batch_size=1", "max_queue_requests=4", "admin.enable=true")
 
 
+def test_connections_that_answer_nothing_do_not_hold_up_the_end_H3(millrace_bin, model_path):
+    """They have no call, whatever gRPC waits for; those with one have the whole time."""
+    with Server(millrace_bin, model_path, "max_seq_length=2048", "drain.timeout_ms=600000") as server:
+        silent = [http2.Connection(server.address) for _ in range(3)]
+        for one in silent:
+            one.next_frame()  # it is there
+        stream = Stream(server, story(1, 400)).wait_begun()
+        server.terminate()
+        assert len(stream.join().answer.ids) == 400 and stream.error is None
+        assert server.wait() == 0
+        assert "a connection without calls is closed" in server.log
+        for one in silent:
+            one.socket.close()
+
+
 def test_sigterm_with_a_full_queue_H3(millrace_bin, model_path):
     """Who waits gets its turn, if there is time."""
     with Server(millrace_bin, model_path, *FULL, "max_seq_length=512", "drain.timeout_ms=240000") as server:

@@ -15,6 +15,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 typedef struct bench {
     redis_server server;
@@ -330,6 +331,62 @@ static void evaluate(mr_redis_link *link, probe *p, const mr_redis_script *scrip
     assert_true(mr_redis_link_submit(link, &p->command));
 }
 
+/* The name that `link` has leads to `server` from now on. */
+static void lead_to(const redis_server *server, const char *name)
+{
+    (void)unlink(name);
+    assert_int_equal(symlink(server->socket, name), 0);
+}
+
+static void set(mr_redis_link *link, const char *wanted)
+{
+    probe p;
+    fill(&p, "INCR", "written", 10000);
+    assert_true(mr_redis_link_submit(link, &p.command));
+    assert_ends(&p, MR_OK);
+    if (strncmp(p.text, wanted, strlen(wanted)) != 0) {
+        fail_msg("\"%s\" for \"%s\"", p.text, wanted);
+    }
+}
+
+/* A failover: the old primary goes on as a replica, which keeps its connections and takes no
+ * writes. The name is looked up anew until it leads to one that does. */
+static void test_redis_link_leaves_a_primary_that_became_a_replica(void **state)
+{
+    (void)state;
+    redis_server old;
+    redis_server next;
+    if (!redis_server_start(&old, NULL)) {
+        skip();
+    }
+    assert_true(redis_server_start(&next, NULL));
+    char name[80];
+    mr_redis_url url;
+    mr_redis_link *link = NULL;
+    snprintf(name, sizeof(name), "%s/name", old.folder);
+    lead_to(&old, name);
+    char text[100];
+    snprintf(text, sizeof(text), "unix://%s", name);
+    assert_int_equal(mr_redis_url_parse(text, &url, NULL), MR_OK);
+    assert_int_equal(mr_redis_link_create(&url, &link, NULL), MR_OK);
+    assert_int_equal(mr_redis_link_start(link, NULL), MR_OK);
+    redis_server_wait_available(link, true);
+    set(link, "1");
+    (void)redis_server_ask(&old, "REPLICAOF", "127.0.0.1", "1", NULL);
+    set(link, "READONLY");
+    redis_server_wait_available(link, false);
+    redis_server_pause(100); /* it is asked again meanwhile, and is a replica still */
+    assert_false(mr_redis_link_available(link));
+    lead_to(&next, name);
+    redis_server_wait_available(link, true);
+    set(link, "1");
+    assert_string_equal(redis_server_ask(&next, "GET", "written", NULL, NULL), "1");
+    mr_redis_link_destroy(link);
+    (void)unlink(name);
+    redis_server_end(&next);
+    redis_server_end(&old);
+}
+
 static void test_redis_link_loads_scripts_once_E5(void **state)
 {
     (void)state;
@@ -404,6 +461,7 @@ int main(void)
         cmocka_unit_test(test_redis_link_disconnect_ends_all_once_E5),
         cmocka_unit_test(test_redis_link_stalled_E3_E5),
         cmocka_unit_test(test_redis_link_silent_connection_is_given_up),
+        cmocka_unit_test(test_redis_link_leaves_a_primary_that_became_a_replica),
         cmocka_unit_test(test_redis_link_loads_scripts_once_E5),
         cmocka_unit_test(test_redis_link_bounds_what_waits),
     };

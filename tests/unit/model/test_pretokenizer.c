@@ -99,28 +99,106 @@ static void test_create_K3_unknown_name_refused(void **state)
     }
 }
 
+static mr_pretokenizer *splitter(const char *pattern)
+{
+    const mr_split_step step = {.kind = MR_SPLIT_PATTERN,
+                                .behavior = MR_SPLIT_ISOLATED,
+                                .pattern = {(const uint8_t *)pattern, strlen(pattern)}};
+    mr_pretokenizer *pretokenizer = NULL;
+    assert_int_equal(mr_pretokenizer_create(&step, 1, &pretokenizer, NULL), MR_OK);
+    return pretokenizer;
+}
+
+/* Pieces of the text until the end or the first error, which it gives. */
+static mr_status count_pieces(mr_piece_cursor *cursor, const uint8_t *text, size_t bytes,
+                              size_t *pieces, mr_error *err)
+{
+    mr_bytes piece = {0};
+    mr_status status;
+    *pieces = 0;
+    mr_piece_cursor_start(cursor, text, bytes);
+    do {
+        status = mr_piece_cursor_next(cursor, &piece, err);
+        *pieces += status == MR_OK && piece.size > 0 ? 1 : 0;
+    } while (status == MR_OK && piece.size > 0);
+    return status;
+}
+
 /* F5: a pattern whose matching takes 2^40 steps ends as an error. */
 static void test_patterns_F5_that_explode_are_stopped(void **state)
 {
     (void)state;
-    static const char pattern[] = "(a+)+$";
-    const mr_split_step step = {.kind = MR_SPLIT_PATTERN,
-                                .behavior = MR_SPLIT_ISOLATED,
-                                .pattern = {(const uint8_t *)pattern, sizeof(pattern) - 1}};
-    mr_pretokenizer *pretokenizer = NULL;
+    mr_pretokenizer *pretokenizer = splitter("(a+)+$");
     mr_piece_cursor cursor;
     uint8_t text[41];
     memset(text, 'a', sizeof(text) - 1);
     text[sizeof(text) - 1] = '!';
-    assert_int_equal(mr_pretokenizer_create(&step, 1, &pretokenizer, NULL), MR_OK);
     assert_int_equal(mr_piece_cursor_init(&cursor, pretokenizer, NULL), MR_OK);
-    mr_piece_cursor_start(&cursor, text, sizeof(text));
-    mr_bytes piece = {0};
+    size_t pieces;
     mr_error err = {0};
-    assert_int_equal(mr_piece_cursor_next(&cursor, &piece, &err), MR_RESOURCE_EXHAUSTED);
+    assert_int_equal(count_pieces(&cursor, text, sizeof(text), &pieces, &err),
+                     MR_RESOURCE_EXHAUSTED);
     assert_non_null(strstr(err.message, "at byte 0"));
+    /* Its steps are spent: another text of the same walk, whose places each take only thousands, is
+     * not looked at that long again. */
+    assert_true(cursor.steps == 0);
+    assert_int_equal(count_pieces(&cursor, text + 26, sizeof(text) - 26, &pieces, &err),
+                     MR_RESOURCE_EXHAUSTED);
     mr_piece_cursor_deinit(&cursor);
     mr_pretokenizer_destroy(pretokenizer);
+}
+
+/* F5: places that take 2^13 steps each, and there are a hundred thousand of them: all together have
+ * 2^24 steps and sixteen a byte. */
+static void test_patterns_F5_that_are_slow_everywhere_are_stopped(void **state)
+{
+    (void)state;
+    enum { PLACES = 100000, EACH = 13 };
+    mr_pretokenizer *pretokenizer = splitter("(?:a|aa)+$|[a!]{13}");
+    mr_piece_cursor cursor;
+    uint8_t *text = malloc((size_t)PLACES * EACH);
+    assert_non_null(text);
+    memset(text, 'a', (size_t)PLACES * EACH);
+    for (size_t i = EACH - 1; i < (size_t)PLACES * EACH; i += EACH) {
+        text[i] = '!';
+    }
+    assert_int_equal(mr_piece_cursor_init(&cursor, pretokenizer, NULL), MR_OK);
+    size_t pieces;
+    mr_error err = {0};
+    const mr_status status = count_pieces(&cursor, text, (size_t)PLACES * EACH, &pieces, &err);
+    assert_int_equal(status, MR_RESOURCE_EXHAUSTED);
+    assert_in_range(pieces, 1, PLACES - 1);
+    mr_piece_cursor_deinit(&cursor);
+    /* A few of them are no trouble. */
+    assert_int_equal(mr_piece_cursor_init(&cursor, pretokenizer, NULL), MR_OK);
+    assert_int_equal(count_pieces(&cursor, text, (size_t)100 * EACH, &pieces, &err), MR_OK);
+    assert_int_equal(pieces, 100);
+    mr_piece_cursor_deinit(&cursor);
+    free(text);
+    mr_pretokenizer_destroy(pretokenizer);
+}
+
+/* One match over all of a long text, and one that is looked for through all of it. */
+static void test_patterns_that_read_far_are_fine(void **state)
+{
+    (void)state;
+    enum { BYTES = 1 << 22 };
+    static const char *patterns[] = {"(?:a|b)+", "a+(?!\\S)|a+", "b", "(?:b|c)a", "[ab]++"};
+    uint8_t *text = malloc(BYTES);
+    assert_non_null(text);
+    memset(text, 'a', BYTES);
+    for (size_t i = 0; i < sizeof(patterns) / sizeof(patterns[0]); i++) {
+        mr_pretokenizer *pretokenizer = splitter(patterns[i]);
+        mr_piece_cursor cursor;
+        assert_int_equal(mr_piece_cursor_init(&cursor, pretokenizer, NULL), MR_OK);
+        size_t pieces;
+        mr_error err = {0};
+        assert_int_equal(count_pieces(&cursor, text, BYTES, &pieces, &err), MR_OK);
+        assert_int_equal(pieces, 1);
+        mr_piece_cursor_deinit(&cursor);
+        mr_pretokenizer_destroy(pretokenizer);
+    }
+    free(text);
 }
 
 int main(void)
@@ -132,6 +210,8 @@ int main(void)
         cmocka_unit_test(test_whole_tokens_of_families),
         cmocka_unit_test(test_create_K3_unknown_name_refused),
         cmocka_unit_test(test_patterns_F5_that_explode_are_stopped),
+        cmocka_unit_test(test_patterns_F5_that_are_slow_everywhere_are_stopped),
+        cmocka_unit_test(test_patterns_that_read_far_are_fine),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -3,6 +3,7 @@
  * the layouts that it names. */
 #include "model/quant_config.h"
 
+#include "base/buffer.h"
 #include "model/model.h"
 
 #include <setjmp.h>
@@ -143,6 +144,13 @@ static void test_configurations_that_cannot_be(void **state)
             "weight_block_size");
 }
 
+static bool leaves(const mr_quant_config *config, const char *module)
+{
+    bool found = false;
+    assert_int_equal(mr_quant_config_leaves(config, module, &found, NULL), MR_OK);
+    return found;
+}
+
 static void test_modules_left_alone(void **state)
 {
     (void)state;
@@ -152,11 +160,46 @@ static void test_modules_left_alone(void **state)
                                    "\"re:.*self_attn[.]q_.*\"]}",
                                &config, &err),
                      MR_OK);
-    assert_true(mr_quant_config_leaves(&config, "lm_head"));
-    assert_true(mr_quant_config_leaves(&config, "model.layers.1.mlp.up_proj"));
-    assert_true(mr_quant_config_leaves(&config, "model.layers.0.self_attn.q_proj"));
-    assert_false(mr_quant_config_leaves(&config, "model.layers.0.self_attn.k_proj"));
+    assert_true(leaves(&config, "lm_head"));
+    assert_true(leaves(&config, "model.layers.1.mlp.up_proj"));
+    assert_true(leaves(&config, "model.layers.0.self_attn.q_proj"));
+    assert_false(leaves(&config, "model.layers.0.self_attn.k_proj"));
     mr_quant_config_deinit(&config);
+    /* No pattern, and behind it one that is one. */
+    assert_int_equal(
+        read_text(AWQ ",\"modules_to_not_convert\":[\"re:(\",\"re:b\"]}", &config, &err), MR_OK);
+    assert_true(leaves(&config, "b.a"));
+    assert_false(leaves(&config, "a.b"));
+    mr_quant_config_deinit(&config);
+}
+
+/* Patterns that explode, and lists that are long, are asked for each of some ten thousand modules.
+ */
+static void test_patterns_F5_of_modules_have_so_many_steps(void **state)
+{
+    (void)state;
+    mr_quant_config config;
+    mr_error err = {0};
+    bool found;
+    assert_int_equal(
+        read_text(AWQ ",\"modules_to_not_convert\":[\"re:(?:[a-z]+)+[0-9]\"]}", &config, &err),
+        MR_OK);
+    assert_false(leaves(&config, "q.proj"));
+    assert_int_equal(mr_quant_config_leaves(&config, "selfattentionqueryprojection", &found, &err),
+                     MR_RESOURCE_EXHAUSTED);
+    assert_non_null(strstr(err.message, "'selfattentionqueryprojection'"));
+    mr_quant_config_deinit(&config);
+    mr_buffer text = {0};
+    assert_int_equal(mr_buffer_printf(&text, AWQ ",\"modules_to_not_convert\":["), MR_OK);
+    for (uint32_t i = 0; i < MR_QUANT_LEFT_STEPS; i++) {
+        assert_int_equal(mr_buffer_printf(&text, "\"m%u\",", i), MR_OK);
+    }
+    assert_int_equal(mr_buffer_printf(&text, "\"last\"]}%c", '\0'), MR_OK);
+    assert_int_equal(read_text((const char *)text.data, &config, &err), MR_OK);
+    assert_true(leaves(&config, "m8191"));
+    assert_int_equal(mr_quant_config_leaves(&config, "last", &found, &err), MR_RESOURCE_EXHAUSTED);
+    mr_quant_config_deinit(&config);
+    mr_buffer_deinit(&text);
 }
 
 /* ---- weights made of nothing ---- */
@@ -220,6 +263,7 @@ int main(void)
         cmocka_unit_test(test_what_is_refused_by_name),
         cmocka_unit_test(test_configurations_that_cannot_be),
         cmocka_unit_test(test_modules_left_alone),
+        cmocka_unit_test(test_patterns_F5_of_modules_have_so_many_steps),
         cmocka_unit_test(test_random_weights_in_every_layout),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

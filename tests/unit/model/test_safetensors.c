@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "model/safetensors.h"
 
+#include "base/buffer.h"
+
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -90,6 +92,8 @@ static const fault faults[] = {
     {"{" T("a", "\"dtype\":\"F32\",\"shape\":[1],\"shape\":[1],\"data_offsets\":[0,4]") "}", 4,
      MR_DATA_LOSS, "'shape' twice"},
     {"{\"__metadata__\":{},\"__metadata__\":{}," A4 "}", 4, MR_DATA_LOSS, "no tensor"},
+    {"{\"__metadata__\":{\"a\":[\"x\"]}," A4 "}", 4, MR_DATA_LOSS, "no text"},
+    {"{\"__metadata__\":{\"a\":1}," A4 "}", 4, MR_DATA_LOSS, "no text"},
     /* types */
     {"{" T("a", "\"dtype\":\"F8_E5M2\",\"shape\":[1],\"data_offsets\":[0,1]") "}", 1,
      MR_UNIMPLEMENTED, "'F8_E5M2'"},
@@ -170,12 +174,49 @@ static void test_header_length_F4_F5_is_held_against_the_file(void **state)
     mr_safetensors_destroy(file);
 }
 
+/* A header of the largest size has room for more than a million. */
+static void test_tensors_F5_of_a_file_are_at_most_so_many(void **state)
+{
+    (void)state;
+    enum { MOST = 262144 };
+    mr_buffer header = {0};
+    assert_int_equal(mr_buffer_printf(&header, "{"), MR_OK);
+    for (int i = 0; i < MOST; i++) {
+        assert_int_equal(mr_buffer_printf(&header,
+                                          "%s\"%d\":{\"dtype\":\"U8\",\"shape\":[0],"
+                                          "\"data_offsets\":[0,0]}",
+                                          i == 0 ? "" : ",", i),
+                         MR_OK);
+    }
+    const size_t open = header.size;
+    mr_safetensors *file = NULL;
+    mr_error err = {0};
+    assert_int_equal(mr_buffer_printf(&header, "}%c", '\0'), MR_OK);
+    safetensors_bytes f = safetensors_make((const char *)header.data, 0);
+    assert_int_equal(mr_safetensors_create(f.data, f.size, &file, &err), MR_OK);
+    assert_int_equal(mr_safetensors_count(file), MOST);
+    mr_safetensors_destroy(file);
+    free(f.data);
+    header.size = open;
+    assert_int_equal(mr_buffer_printf(&header,
+                                      ",\"x\":{\"dtype\":\"U8\",\"shape\":[0],"
+                                      "\"data_offsets\":[0,0]}}%c",
+                                      '\0'),
+                     MR_OK);
+    f = safetensors_make((const char *)header.data, 0);
+    assert_int_equal(mr_safetensors_create(f.data, f.size, &file, &err), MR_UNIMPLEMENTED);
+    assert_non_null(strstr(err.message, "more than 262144 tensors"));
+    free(f.data);
+    mr_buffer_deinit(&header);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_tensors_come_in_the_order_of_their_data),
         cmocka_unit_test(test_every_fault_F4_is_refused_by_name),
         cmocka_unit_test(test_header_length_F4_F5_is_held_against_the_file),
+        cmocka_unit_test(test_tensors_F5_of_a_file_are_at_most_so_many),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

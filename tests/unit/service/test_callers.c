@@ -173,6 +173,12 @@ static void test_callers_by_several_names(void **state)
     assert_caller(&s, &proof, MR_CALLER_TENANT, 0);
     show(&proof, MR_NAME_DNS, "b.example.org", 13);
     assert_refused(&s, &proof, "more than one caller");
+    /* An alternative name of whatever kind, even one that nobody is known by. */
+    proof = proof_of(NULL);
+    show(&proof, MR_NAME_COMMON, "b client", 8);
+    assert_caller(&s, &proof, MR_CALLER_TENANT, 1);
+    show(&proof, MR_NAME_OTHER, "b@example.org", 13);
+    assert_caller(&s, &proof, MR_CALLER_UNKNOWN, 0);
     free(s.tenants);
 }
 

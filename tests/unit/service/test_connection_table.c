@@ -44,14 +44,24 @@ static mr_connection_id admit(mr_connection_table *table, uint16_t port, uint64_
     return id;
 }
 
-/* What it is told to have sent in all, three times in a row. */
-static bool floods(mr_connection_table *table, mr_connection_id id, int64_t sent_bytes)
+static mr_connection_id admit_from(mr_connection_table *table, const char *peer)
 {
-    mr_connection *connection = mr_connection_table_get(table, id);
-    assert_non_null(connection);
-    (void)mr_connection_table_look(table, connection, (uint64_t)sent_bytes);
-    (void)mr_connection_table_look(table, connection, (uint64_t)sent_bytes);
-    return mr_connection_table_look(table, connection, (uint64_t)sent_bytes);
+    mr_connection evicted;
+    mr_connection connection = {.fd = 1, .accepted_ns = 1};
+    assert_true(mr_remote_parse(peer, &connection.peer));
+    return mr_connection_table_admit(table, &connection, &evicted);
+}
+
+static mr_call_fit begin(mr_connection_table *table, mr_connection_id id, bool open)
+{
+    return mr_connection_table_begin_call(table, id, open).fit;
+}
+
+static bool end(mr_connection_table *table, mr_connection_id id, mr_call_fit fit, bool strike,
+                uint64_t now_ns)
+{
+    const mr_call_ticket ticket = {.fit = fit};
+    return mr_connection_table_end_call(table, id, &ticket, strike, now_ns);
 }
 
 static void test_connection_table_reads_the_names_of_peers(void **state)
@@ -117,10 +127,9 @@ static void test_connection_table_makes_room_among_those_without_calls(void **st
     (void)state;
     mr_connection_table *table = create();
     const mr_connection_id worker = admit(table, 1, 1);
-    assert_int_equal(mr_connection_table_begin_call(table, worker, false), MR_CALL_FITS);
+    assert_int_equal(begin(table, worker, false), MR_CALL_FITS);
     mr_connection_table_await(table, worker);
-    mr_connection_table_received(table, worker, 10, false);
-    assert_false(mr_connection_table_end_call(table, worker, MR_CALL_FITS, false, 1));
+    assert_false(end(table, worker, MR_CALL_FITS, false, 1));
     (void)admit(table, 2, 3);
     (void)admit(table, 3, 2);
     mr_connection evicted;
@@ -148,7 +157,7 @@ static void test_connection_table_strangers_with_calls_give_way_last(void **stat
     (void)state;
     mr_connection_table *table = create();
     const mr_connection_id watcher = admit(table, 1, 1);
-    assert_int_equal(mr_connection_table_begin_call(table, watcher, true), MR_CALL_FITS_OPEN);
+    assert_int_equal(begin(table, watcher, true), MR_CALL_FITS_OPEN);
     (void)admit(table, 2, 2);
     const mr_connection_id caller = admit(table, 3, 3);
     mr_connection_table_await(table, caller);
@@ -160,33 +169,50 @@ static void test_connection_table_strangers_with_calls_give_way_last(void **stat
     connection = fresh(5, 5);
     assert_int_not_equal(mr_connection_table_admit(table, &connection, &evicted).serial, 0);
     assert_int_equal(evicted.fd, 1);
-    assert_false(mr_connection_table_end_call(table, watcher, MR_CALL_FITS_OPEN, false, 5));
+    assert_false(end(table, watcher, MR_CALL_FITS_OPEN, false, 5));
     mr_connection_table_destroy(table);
 }
 
 /* They have an eighth of limits.calls and two more, half of that a connection, and take none of
- * those that show a credential. */
+ * those that show a credential. The address with the most makes room for others. */
 static void test_connection_table_open_calls_have_places_of_their_own(void **state)
 {
     (void)state;
-    const mr_connection_limits limits = {.connections = 3, .connection_calls = 100, .calls = 16};
+    const mr_connection_limits limits = {.connections = 4, .connection_calls = 100, .calls = 16};
     mr_connection_table *table = NULL;
     assert_int_equal(mr_connection_table_create(&limits, &table, NULL), MR_OK);
     const mr_connection_id a = admit(table, 1, 1);
     const mr_connection_id b = admit(table, 2, 1);
     const mr_connection_id c = admit(table, 3, 1);
-    for (int i = 0; i < 2; i++) {
-        assert_int_equal(mr_connection_table_begin_call(table, a, true), MR_CALL_FITS_OPEN);
-        assert_int_equal(mr_connection_table_begin_call(table, b, true), MR_CALL_FITS_OPEN);
+    const mr_connection_id far = admit_from(table, "ipv4:10.0.0.1:1");
+    mr_call_ticket tickets[4];
+    for (int i = 0; i < 4; i++) {
+        tickets[i] = mr_connection_table_begin_call(table, i % 2 == 0 ? a : b, true);
+        assert_int_equal(tickets[i].fit, MR_CALL_FITS_OPEN);
     }
-    assert_int_equal(mr_connection_table_begin_call(table, a, true), MR_CALL_CONNECTION_FULL);
-    assert_int_equal(mr_connection_table_begin_call(table, c, true), MR_CALL_SERVER_FULL);
+    assert_int_equal(begin(table, a, true), MR_CALL_CONNECTION_FULL);
+    const mr_call_ticket probe = mr_connection_table_begin_call(table, far, true);
+    assert_int_equal(probe.fit, MR_CALL_FITS_OPEN);
+    assert_false(mr_connection_table_holds(table, &tickets[0]));
+    /* The same address again: its own next, not the probe's. */
+    const mr_call_ticket again = mr_connection_table_begin_call(table, c, true);
+    assert_int_equal(again.fit, MR_CALL_FITS_OPEN);
+    assert_false(mr_connection_table_holds(table, &tickets[1]));
+    assert_true(mr_connection_table_holds(table, &tickets[2]));
+    assert_true(mr_connection_table_holds(table, &probe));
     for (int i = 0; i < 16; i++) {
-        assert_int_equal(mr_connection_table_begin_call(table, c, false), MR_CALL_FITS);
+        assert_int_equal(begin(table, c, false), MR_CALL_FITS);
     }
-    assert_int_equal(mr_connection_table_begin_call(table, c, false), MR_CALL_SERVER_FULL);
-    assert_false(mr_connection_table_end_call(table, a, MR_CALL_FITS_OPEN, false, 1));
-    assert_int_equal(mr_connection_table_begin_call(table, c, true), MR_CALL_FITS_OPEN);
+    const mr_call_ticket full = mr_connection_table_begin_call(table, c, false);
+    assert_int_equal(full.fit, MR_CALL_SERVER_FULL);
+    assert_true(mr_connection_table_holds(table, &full)); /* it never had one to lose */
+    /* The end of one that lost its place takes nobody else's. */
+    assert_false(mr_connection_table_end_call(table, a, &tickets[0], false, 1));
+    assert_true(mr_connection_table_holds(table, &probe));
+    assert_false(mr_connection_table_end_call(table, far, &probe, false, 1));
+    assert_false(mr_connection_table_holds(table, &probe));
+    assert_int_equal(begin(table, a, true), MR_CALL_FITS_OPEN);
+    assert_true(mr_connection_table_holds(table, &again));
     mr_connection_table_destroy(table);
 }
 
@@ -212,29 +238,27 @@ static void test_connection_table_counts_calls_of_one_and_of_all(void **state)
     const mr_connection_id a = admit(table, 1, 1);
     const mr_connection_id b = admit(table, 2, 1);
     for (int i = 0; i < 4; i++) {
-        assert_int_equal(mr_connection_table_begin_call(table, a, false), MR_CALL_FITS);
+        assert_int_equal(begin(table, a, false), MR_CALL_FITS);
     }
-    assert_int_equal(mr_connection_table_begin_call(table, a, false), MR_CALL_CONNECTION_FULL);
+    assert_int_equal(begin(table, a, false), MR_CALL_CONNECTION_FULL);
     /* The one that was too many for its connection takes no place from another's. */
-    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_FITS);
-    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}, false),
-                     MR_CALL_FITS);
-    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_SERVER_FULL);
+    assert_int_equal(begin(table, b, false), MR_CALL_FITS);
+    assert_int_equal(begin(table, (mr_connection_id){0}, false), MR_CALL_FITS);
+    assert_int_equal(begin(table, b, false), MR_CALL_SERVER_FULL);
     /* One of a connection that nobody knows counts too. */
-    assert_int_equal(mr_connection_table_begin_call(table, (mr_connection_id){0}, false),
-                     MR_CALL_SERVER_FULL);
-    (void)mr_connection_table_end_call(table, b, MR_CALL_SERVER_FULL, true, 1);
-    (void)mr_connection_table_end_call(table, a, MR_CALL_CONNECTION_FULL, true, 1);
-    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_SERVER_FULL);
-    (void)mr_connection_table_end_call(table, (mr_connection_id){0}, MR_CALL_FITS, true, 1);
-    assert_int_equal(mr_connection_table_begin_call(table, b, false), MR_CALL_FITS);
+    assert_int_equal(begin(table, (mr_connection_id){0}, false), MR_CALL_SERVER_FULL);
+    (void)end(table, b, MR_CALL_SERVER_FULL, true, 1);
+    (void)end(table, a, MR_CALL_CONNECTION_FULL, true, 1);
+    assert_int_equal(begin(table, b, false), MR_CALL_SERVER_FULL);
+    (void)end(table, (mr_connection_id){0}, MR_CALL_FITS, true, 1);
+    assert_int_equal(begin(table, b, false), MR_CALL_FITS);
     mr_connection_table_destroy(table);
 }
 
 static bool strike(mr_connection_table *table, mr_connection_id id, uint64_t now_ns)
 {
-    const mr_call_fit fit = mr_connection_table_begin_call(table, id, false);
-    return mr_connection_table_end_call(table, id, fit, true, now_ns);
+    const mr_call_fit fit = begin(table, id, false);
+    return end(table, id, fit, true, now_ns);
 }
 
 static void test_connection_table_counts_strikes_in_ten_seconds(void **state)
@@ -246,87 +270,14 @@ static void test_connection_table_counts_strikes_in_ten_seconds(void **state)
         assert_false(strike(table, id, 100 * S + i));
     }
     /* Others' calls that end well are none, and after ten seconds they are forgotten. */
-    (void)mr_connection_table_begin_call(table, id, false);
-    assert_false(mr_connection_table_end_call(table, id, MR_CALL_FITS, false, 101 * S));
+    (void)begin(table, id, false);
+    assert_false(end(table, id, MR_CALL_FITS, false, 101 * S));
     for (uint64_t i = 0; i < 4; i++) {
         assert_false(strike(table, id, 111 * S));
     }
     assert_true(strike(table, id, 112 * S));
     mr_connection_table_get(table, id)->closing = true;
     assert_false(strike(table, id, 112 * S));
-    mr_connection_table_destroy(table);
-}
-
-/* 256 KiB without a call, 8 KiB for each call, 256 bytes for each answer. */
-static void test_connection_table_lets_send_what_calls_need(void **state)
-{
-    (void)state;
-    mr_connection_table *table = create();
-    const mr_connection_id id = admit(table, 1, 1);
-    int64_t sent = 256 * KIB;
-    assert_false(floods(table, id, sent));
-    assert_true(floods(table, id, sent + 1));
-    /* A look or two beyond it is no flood: what came may be a call that is not seen yet. */
-    const mr_connection_id other = admit(table, 2, 1);
-    mr_connection *connection = mr_connection_table_get(table, other);
-    assert_false(mr_connection_table_look(table, connection, (uint64_t)(300 * KIB)));
-    assert_false(mr_connection_table_look(table, connection, (uint64_t)(300 * KIB)));
-    for (int i = 0; i < 4; i++) {
-        (void)mr_connection_table_begin_call(table, other, false);
-    }
-    for (int i = 0; i < 48; i++) {
-        mr_connection_table_sent(table, other);
-    }
-    sent = (256 + 4 * 8 + 12) * KIB; /* 300 KiB */
-    assert_false(floods(table, other, sent));
-    assert_true(floods(table, other, sent + 1));
-    mr_connection_table_destroy(table);
-}
-
-static void test_connection_table_lets_requests_of_full_size_come(void **state)
-{
-    (void)state;
-    mr_connection_table *table = create();
-    const mr_connection_id id = admit(table, 1, 1);
-    (void)mr_connection_table_begin_call(table, id, false);
-    mr_connection_table_await(table, id);
-    /* An eighth more, for the heads of frames. */
-    const int64_t whole = (1000 + 125) * KIB;
-    assert_false(floods(table, id, 264 * KIB + whole));
-    mr_connection_table_received(table, id, 1000 * 1024, false);
-    assert_false(floods(table, id, 264 * KIB + whole));
-    /* Given up half way: all of it may have been on its way, but once. */
-    mr_connection_table_await(table, id);
-    assert_false(floods(table, id, 264 * KIB + whole + 500 * KIB));
-    mr_connection_table_received(table, id, 0, true);
-    assert_false(floods(table, id, 264 * KIB + whole + 500 * KIB));
-    mr_connection_table_received(table, id, 0, true);
-    assert_false(floods(table, id, 264 * KIB + whole + 1125 * KIB));
-    assert_true(floods(table, id, 264 * KIB + whole + 1125 * KIB + 1));
-    /* More than the whole, before it is in. */
-    const mr_connection_id other = admit(table, 2, 1);
-    (void)mr_connection_table_begin_call(table, other, false);
-    mr_connection_table_await(table, other);
-    assert_true(floods(table, other, 264 * KIB + whole + 1));
-    mr_connection_table_destroy(table);
-}
-
-/* Credit is not saved up, nor given for messages larger than may be. */
-static void test_connection_table_caps_credit(void **state)
-{
-    (void)state;
-    mr_connection_table *table = create();
-    const mr_connection_id id = admit(table, 1, 1);
-    for (int i = 0; i < 1000; i++) {
-        (void)mr_connection_table_begin_call(table, id, false);
-        mr_connection_table_await(table, id);
-        mr_connection_table_received(table, id, UINT64_MAX, false);
-    }
-    for (int i = 0; i < 100; i++) {
-        assert_false(floods(table, id, 0));
-    }
-    assert_false(floods(table, id, 1024 * KIB));
-    assert_true(floods(table, id, 1024 * KIB + 1));
     mr_connection_table_destroy(table);
 }
 
@@ -344,6 +295,72 @@ static void test_connection_table_punishes_addresses_for_a_while(void **state)
     assert_true(mr_connection_table_is_punished(table, &peer, 51 * S - 1));
     assert_false(mr_connection_table_is_punished(table, &peer, 51 * S));
     assert_false(mr_connection_table_is_punished(table, &other, 50 * S));
+    mr_connection_table_destroy(table);
+}
+
+static mr_remote remote(const char *peer)
+{
+    mr_remote out;
+    assert_true(mr_remote_parse(peer, &out));
+    return out;
+}
+
+/* A host of IPv6 has a network of 64 bits to itself; of IPv4 it has an address. */
+static void test_connection_table_punishes_networks_of_ipv6(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_remote host = remote("ipv6:%5B2001:db8:0:1::a%5D:1");
+    const mr_remote neighbour = remote("ipv6:%5B2001:db8:0:1:ffff:ffff:ffff:ffff%5D:2");
+    const mr_remote other = remote("ipv6:%5B2001:db8:0:2::a%5D:1");
+    mr_connection_table_punish(table, &host, 50 * S);
+    assert_true(mr_connection_table_is_punished(table, &neighbour, 50 * S));
+    assert_false(mr_connection_table_is_punished(table, &other, 50 * S));
+    const mr_remote v4 = remote("ipv4:192.0.2.1:1");
+    const mr_remote next = remote("ipv4:192.0.2.2:1");
+    mr_connection_table_punish(table, &v4, 50 * S);
+    assert_true(mr_connection_table_is_punished(table, &v4, 50 * S));
+    assert_false(mr_connection_table_is_punished(table, &next, 50 * S));
+    mr_connection_table_destroy(table);
+}
+
+/* Who always leaves just before it is found out: 64 MiB that became no message in ten seconds, by
+ * as many connections as it likes. */
+static void test_connection_table_punishes_what_many_sent_for_nothing(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_remote peer = fresh(1, 0).peer;
+    for (uint16_t port = 1; port <= 3; port++) {
+        assert_false(mr_connection_table_is_punished(table, &peer, 100 * S));
+        const mr_connection_id id = admit(table, port, 1);
+        mr_connection *item = mr_connection_table_get(table, id);
+        for (int i = 0; i < 30; i++) {
+            mr_connection_table_await(table, id);
+        }
+        assert_false(mr_connection_account_look(&item->account, (uint64_t)(25 * 1024 * KIB), S));
+        mr_connection_table_gone(table, item, 100 * S);
+        mr_connection_table_remove(table, id);
+    }
+    assert_true(mr_connection_table_is_punished(table, &peer, 100 * S));
+    mr_connection_table_destroy(table);
+}
+
+static void test_connection_table_knows_who_is_idle(void **state)
+{
+    (void)state;
+    mr_connection_table *table = create();
+    const mr_connection_id id = admit(table, 1, 10 * S);
+    const mr_connection *item = mr_connection_table_get(table, id);
+    assert_false(mr_connection_is_idle(item, 2 * S, 12 * S - 1));
+    assert_true(mr_connection_is_idle(item, 2 * S, 12 * S));
+    assert_int_equal(begin(table, id, false), MR_CALL_FITS);
+    assert_int_equal(begin(table, id, false), MR_CALL_FITS);
+    assert_false(end(table, id, MR_CALL_FITS, false, 20 * S));
+    assert_false(mr_connection_is_idle(item, 2 * S, 30 * S));
+    assert_false(end(table, id, MR_CALL_FITS, false, 40 * S));
+    assert_false(mr_connection_is_idle(item, 2 * S, 42 * S - 1));
+    assert_true(mr_connection_is_idle(item, 2 * S, 42 * S));
     mr_connection_table_destroy(table);
 }
 
@@ -394,11 +411,11 @@ int main(void)
         cmocka_unit_test(test_connection_table_finds_the_newest_of_an_address),
         cmocka_unit_test(test_connection_table_counts_calls_of_one_and_of_all),
         cmocka_unit_test(test_connection_table_counts_strikes_in_ten_seconds),
-        cmocka_unit_test(test_connection_table_lets_send_what_calls_need),
-        cmocka_unit_test(test_connection_table_lets_requests_of_full_size_come),
-        cmocka_unit_test(test_connection_table_caps_credit),
         cmocka_unit_test(test_connection_table_punishes_addresses_for_a_while),
         cmocka_unit_test(test_connection_table_punishes_many_connections_without_calls),
+        cmocka_unit_test(test_connection_table_punishes_networks_of_ipv6),
+        cmocka_unit_test(test_connection_table_punishes_what_many_sent_for_nothing),
+        cmocka_unit_test(test_connection_table_knows_who_is_idle),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,0 +1,210 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+#include "service/connection_account.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#include <cmocka.h>
+
+#define KIB UINT64_C(1024)
+#define MIB (1024 * KIB)
+#define S   UINT64_C(1000000000)
+/* Of the largest message, and on the line: an eighth more, for the heads of frames. */
+#define MESSAGE (1000 * KIB)
+#define WHOLE   (1125 * KIB)
+#define STOCK   (64 * MIB)
+
+static mr_connection_account create(uint64_t message_bytes)
+{
+    mr_connection_account account;
+    mr_connection_account_init(&account, message_bytes);
+    return account;
+}
+
+/* What it is seen to have sent in all, three times in a row; no time passes. */
+static bool floods(mr_connection_account *account, uint64_t sent_bytes)
+{
+    (void)mr_connection_account_look(account, sent_bytes, S);
+    (void)mr_connection_account_look(account, sent_bytes, S);
+    return mr_connection_account_look(account, sent_bytes, S);
+}
+
+/* 256 KiB without a call, 8 KiB for each call, 256 bytes for each answer. */
+static void test_account_lets_send_what_calls_need(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(MESSAGE);
+    assert_false(floods(&account, 256 * KIB));
+    assert_true(floods(&account, 256 * KIB + 1));
+    /* A look or two beyond it is no flood: what came may be a call that is not seen yet. */
+    account = create(MESSAGE);
+    assert_false(mr_connection_account_look(&account, 300 * KIB, S));
+    assert_false(mr_connection_account_look(&account, 300 * KIB, S));
+    for (int i = 0; i < 4; i++) {
+        mr_connection_account_call(&account);
+    }
+    for (int i = 0; i < 48; i++) {
+        mr_connection_account_answer(&account);
+    }
+    assert_false(floods(&account, 300 * KIB)); /* 256 + 4 × 8 + 12 */
+    assert_true(floods(&account, 300 * KIB + 1));
+}
+
+static void test_account_lets_requests_of_full_size_come(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(MESSAGE);
+    mr_connection_account_call(&account);
+    mr_connection_account_await(&account);
+    assert_false(floods(&account, 264 * KIB + WHOLE));
+    mr_connection_account_whole(&account, MESSAGE, 264 * KIB + WHOLE);
+    assert_false(floods(&account, 264 * KIB + WHOLE));
+    /* More than the whole, before it is in. */
+    account = create(MESSAGE);
+    mr_connection_account_call(&account);
+    mr_connection_account_await(&account);
+    assert_true(floods(&account, 264 * KIB + WHOLE + 1));
+}
+
+/* Nothing was sent for them: what comes later is not theirs. */
+static void test_account_messages_that_never_came_earn_nothing(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(16 * MIB);
+    uint64_t sent = 256 * KIB;
+    assert_false(floods(&account, sent));
+    for (int i = 0; i < 1000; i++) {
+        mr_connection_account_await(&account);
+        mr_connection_account_give_up(&account);
+    }
+    /* All of them together: the stock, which many whole messages would exceed. */
+    sent += STOCK;
+    assert_false(floods(&account, sent));
+    assert_true(floods(&account, sent + 1));
+}
+
+/* Nor do a thousand that are open and do not come. */
+static void test_account_messages_that_do_not_come_share_one_stock(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(16 * MIB);
+    for (int i = 0; i < 1000; i++) {
+        mr_connection_account_await(&account);
+    }
+    assert_false(floods(&account, 256 * KIB + STOCK));
+    assert_true(floods(&account, 256 * KIB + STOCK + 1));
+    /* A message may be larger than that. */
+    account = create(160 * MIB);
+    mr_connection_account_await(&account);
+    mr_connection_account_await(&account);
+    assert_false(floods(&account, 256 * KIB + 180 * MIB));
+    assert_true(floods(&account, 256 * KIB + 180 * MIB + 1));
+}
+
+/* Large ones that run into their deadline: all that was sent, before and after, is forgiven. */
+static void test_account_uploads_that_are_given_up_are_no_flood(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(16 * MIB);
+    uint64_t sent = 256 * KIB;
+    for (int i = 0; i < 4; i++) {
+        mr_connection_account_await(&account);
+        sent += 7 * MIB;
+        assert_false(floods(&account, sent));
+        mr_connection_account_give_up(&account);
+        assert_false(floods(&account, sent));
+        /* A line that had stalled: the rest comes long after, whatever is looked at meanwhile. */
+        for (int look = 0; look < 1000; look++) {
+            assert_false(mr_connection_account_look(&account, sent, S));
+        }
+        sent += 8 * MIB;
+        assert_false(floods(&account, sent));
+    }
+}
+
+/* 2 MiB a second come back, and what came whole. */
+static void test_account_stock_grows_by_time_and_by_what_comes(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(16 * MIB);
+    mr_connection_account_await(&account);
+    for (int i = 0; i < 8; i++) {
+        mr_connection_account_await(&account);
+        mr_connection_account_give_up(&account);
+    }
+    uint64_t sent = 256 * KIB + STOCK;
+    mr_connection_account_give_up(&account);
+    assert_false(floods(&account, sent));
+    assert_int_equal(mr_connection_account_unearned(&account), STOCK);
+    (void)mr_connection_account_look(&account, sent, 11 * S);
+    assert_int_equal(mr_connection_account_unearned(&account), STOCK - 20 * MIB);
+    (void)mr_connection_account_look(&account, sent, 100 * S);
+    assert_int_equal(mr_connection_account_unearned(&account), 0);
+
+    account = create(16 * MIB);
+    mr_connection_account_await(&account);
+    mr_connection_account_give_up(&account);
+    sent = 256 * KIB + 9 * MIB;
+    assert_false(floods(&account, sent));
+    assert_int_equal(mr_connection_account_unearned(&account), 9 * MIB);
+    mr_connection_account_await(&account);
+    sent += 9 * MIB;
+    mr_connection_account_whole(&account, 8 * MIB, sent);
+    assert_int_equal(mr_connection_account_unearned(&account), 0);
+}
+
+/* A message that is larger than what was sent for it was compressed. */
+static void test_account_pays_for_no_more_than_was_sent(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(16 * MIB);
+    for (int i = 0; i < 100; i++) {
+        mr_connection_account_await(&account);
+        mr_connection_account_whole(&account, UINT64_MAX, 0);
+    }
+    assert_false(floods(&account, 256 * KIB));
+    assert_true(floods(&account, 256 * KIB + 1));
+}
+
+/* Credit is not saved up. */
+static void test_account_caps_credit(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(MESSAGE);
+    for (int i = 0; i < 1000; i++) {
+        mr_connection_account_call(&account);
+    }
+    for (int i = 0; i < 100; i++) {
+        assert_false(floods(&account, 0));
+    }
+    assert_false(floods(&account, 1024 * KIB));
+    assert_true(floods(&account, 1024 * KIB + 1));
+}
+
+/* Far over is found at once. */
+static void test_account_far_over_is_over_at_once(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(MESSAGE);
+    assert_false(mr_connection_account_look(&account, 256 * KIB + 16 * MIB, S));
+    account = create(MESSAGE);
+    assert_true(mr_connection_account_look(&account, 256 * KIB + 16 * MIB + 1, S));
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_account_lets_send_what_calls_need),
+        cmocka_unit_test(test_account_lets_requests_of_full_size_come),
+        cmocka_unit_test(test_account_messages_that_never_came_earn_nothing),
+        cmocka_unit_test(test_account_messages_that_do_not_come_share_one_stock),
+        cmocka_unit_test(test_account_uploads_that_are_given_up_are_no_flood),
+        cmocka_unit_test(test_account_stock_grows_by_time_and_by_what_comes),
+        cmocka_unit_test(test_account_pays_for_no_more_than_was_sent),
+        cmocka_unit_test(test_account_caps_credit),
+        cmocka_unit_test(test_account_far_over_is_over_at_once),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
