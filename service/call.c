@@ -261,7 +261,9 @@ static void on_received(mr_call *call)
     const uint64_t bytes = call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
     call->awaiting = false;
     call->receiving_since = 0;
-    mr_connections_received(call->connection, bytes, call->payload == NULL);
+    if (call->credited) {
+        mr_connections_received(call->connection, bytes, call->payload == NULL);
+    }
     if (call->finished) {
         return;
     }

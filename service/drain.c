@@ -7,6 +7,7 @@ static void set_end(mr_drain *drain, uint64_t end_ns)
 {
     drain->end_ns = end_ns;
     drain->drop_ns = mr_time_add(end_ns, MR_DRAIN_LAST_WORDS_NS);
+    drain->done_ns = mr_time_add(drain->drop_ns, MR_DRAIN_DROP_NS);
 }
 
 static uint64_t later(uint64_t a, uint64_t b)
@@ -35,6 +36,18 @@ void mr_drain_force(mr_drain *drain, uint64_t now_ns)
     drain->refuse_ns = mr_min_u64(drain->refuse_ns, now_ns);
     drain->end_ns = mr_min_u64(drain->end_ns, now_ns);
     drain->drop_ns = mr_min_u64(drain->drop_ns, now_ns);
+    drain->done_ns =
+        mr_min_u64(drain->done_ns, mr_time_add(now_ns, MR_DRAIN_LAST_WORDS_NS + MR_DRAIN_DROP_NS));
+}
+
+static uint64_t hurry_ns(const mr_drain *drain)
+{
+    return drain->done_ns - mr_min_u64(drain->done_ns, MR_DRAIN_HURRY_NS);
+}
+
+bool mr_drain_hurries(const mr_drain *drain, uint64_t now_ns)
+{
+    return drain->phase >= MR_DRAIN_DROPPING && now_ns >= hurry_ns(drain);
 }
 
 bool mr_drain_lingered(const mr_drain *drain, uint64_t now_ns)
@@ -53,7 +66,7 @@ static uint64_t phase_end(const mr_drain *drain)
     case MR_DRAIN_ENDING:
         return drain->drop_ns;
     case MR_DRAIN_DROPPING:
-        return mr_time_add(drain->drop_ns, MR_DRAIN_DROP_NS);
+        return drain->done_ns;
     case MR_DRAIN_SERVING:
     case MR_DRAIN_DONE:
         break;
@@ -74,6 +87,9 @@ mr_drain_phase mr_drain_step(mr_drain *drain, uint64_t now_ns, bool idle, uint64
     *wake_ns = phase_end(drain);
     if (drain->phase != MR_DRAIN_DONE && refuses && !lingered) {
         *wake_ns = mr_min_u64(*wake_ns, mr_time_add(drain->refuse_ns, MR_DRAIN_LINGER_NS));
+    }
+    if (drain->phase == MR_DRAIN_DROPPING && !mr_drain_hurries(drain, now_ns)) {
+        *wake_ns = mr_min_u64(*wake_ns, hurry_ns(drain));
     }
     return drain->phase;
 }

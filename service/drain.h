@@ -21,8 +21,11 @@
 #define MR_DRAIN_LINGER_NS (MR_NS_PER_S / 4)
 /* What streams that are ended get for their last message, */
 #define MR_DRAIN_LAST_WORDS_NS (2 * MR_NS_PER_S)
-/* and those that did not take it for their status alone. */
+/* and those that did not take it for their status alone. When it is forced there were no last
+ * words, and the status has the time of both. */
 #define MR_DRAIN_DROP_NS MR_NS_PER_S
+/* So long before the end it no longer waits behind what a client does not take. */
+#define MR_DRAIN_HURRY_NS (MR_NS_PER_S / 4 * 3)
 
 typedef enum mr_drain_phase {
     MR_DRAIN_SERVING,
@@ -40,6 +43,7 @@ typedef struct mr_drain {
     uint64_t refuse_ns; /* when each phase begins at the latest */
     uint64_t end_ns;
     uint64_t drop_ns;
+    uint64_t done_ns;
 } mr_drain;
 
 typedef struct mr_drain_plan {
@@ -56,6 +60,8 @@ void mr_drain_force(mr_drain *drain, uint64_t now_ns);
 /* Enters the phase that is due and gives it. `idle`: nothing is left to wait for. `wake_ns`: when
  * to come again unless something happens before; MR_NEVER: not at all. */
 mr_drain_phase mr_drain_step(mr_drain *drain, uint64_t now_ns, bool idle, uint64_t *wake_ns);
+/* Whether it is in a hurry: see MR_DRAIN_HURRY_NS. */
+bool mr_drain_hurries(const mr_drain *drain, uint64_t now_ns);
 /* Whether new calls were refused for long enough. */
 bool mr_drain_lingered(const mr_drain *drain, uint64_t now_ns);
 

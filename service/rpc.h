@@ -51,10 +51,11 @@ struct mr_server {
     mr_flag serving; /* gRPC takes calls */
     mr_flag ready;
     mr_flag leaving;  /* the process is to end; set before `draining`, which says so */
-    mr_flag draining; /* not ready any more; set before the next four, each of which stays */
+    mr_flag draining; /* not ready any more; set before the next five, each of which stays */
     mr_flag refusing; /* new generations are refused */
     mr_flag cut_off;  /* running generations end now, after what there is to say, */
-    mr_flag dropping; /* and then without that */
+    mr_flag dropping; /* and then without that, */
+    mr_flag hurrying; /* nor behind a message that is not taken */
     mr_flag drained;  /* no generation is left */
     mr_flag down;     /* gRPC has no call left */
     mr_event news;    /* wakes the thread in mr_server_run */

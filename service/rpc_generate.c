@@ -208,16 +208,19 @@ static void cut_off(generation *gen)
     }
 }
 
-/* Does not wait for the engine, nor for the client to take what is on its way. */
+/* Does not wait for the engine. A message on its way goes first: gRPC could end a call before it
+ * with a bare status only, and loses that as well when the connection's last GOAWAY is out. That is
+ * for those who do not take it. */
 static void drop(generation *gen)
 {
     mr_error err;
     mr_server_fail_cut_off(&err);
+    cut_off(gen);
     gen->cut_off = true;
-    if (gen->call->sending) {
-        mr_call_abort(gen->call, &err);
-    } else {
+    if (!gen->call->sending) {
         give_up(gen, &err);
+    } else if (mr_flag_get(&gen->call->queue->server->hurrying)) {
+        mr_call_abort(gen->call, &err);
     }
 }
 
@@ -421,6 +424,8 @@ static void on_sent(mr_call *call)
     generation *gen = call->state;
     if (call->gone) {
         leave(gen);
+    } else if (mr_flag_get(&call->queue->server->dropping)) {
+        drop(gen);
     } else {
         pump(gen);
     }

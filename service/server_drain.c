@@ -226,6 +226,10 @@ static void follow(mr_server *server, const mr_drain *drain, uint64_t now_ns)
         mr_connections_leave();
         mr_server_shut_down_ports(server);
     }
+    if (mr_drain_hurries(drain, now_ns) && !mr_flag_get(&server->hurrying)) {
+        mr_flag_set(&server->hurrying);
+        mr_server_tick(server);
+    }
     if (moves) {
         mr_server_tick(server);
     }

@@ -275,10 +275,8 @@ void mr_tls_peer(const grpc_auth_context *context, mr_peer *out)
         const char *property;
         mr_name_kind kind;
     } kinds[] = {
-        {GRPC_PEER_URI_PROPERTY_NAME, MR_NAME_URI},
-        {GRPC_PEER_DNS_PROPERTY_NAME, MR_NAME_DNS},
-        {GRPC_PEER_EMAIL_PROPERTY_NAME, MR_NAME_OTHER},
-        {GRPC_PEER_IP_PROPERTY_NAME, MR_NAME_OTHER},
+        {GRPC_PEER_URI_PROPERTY_NAME, MR_NAME_URI},     {GRPC_PEER_DNS_PROPERTY_NAME, MR_NAME_DNS},
+        {GRPC_PEER_EMAIL_PROPERTY_NAME, MR_NAME_OTHER}, {GRPC_PEER_IP_PROPERTY_NAME, MR_NAME_OTHER},
         {GRPC_X509_CN_PROPERTY_NAME, MR_NAME_COMMON},
     };
     out->n_names = 0;

@@ -409,6 +409,23 @@ def test_uploads_that_run_into_their_deadline_are_no_flood(guarded):
     assert guarded.log.count("a connection is closed") == before
 
 
+def test_a_health_check_beside_an_upload_is_no_flood(guarded):
+    """What is on its way stays awaited, whatever else is received meanwhile."""
+    client = Attacker(guarded.address, reads=False)
+    frames_of(client, SETTINGS)  # its windows are for those who know of them
+    part = b"\0" + struct.pack(">I", 10 << 20) + bytes(3 << 20)
+    client.socket.sendall(frame(HEADERS, END_HEADERS, 1, headers(guarded.address)) + frame(DATA, 0, 1, part))
+    client.socket.sendall(frame(HEADERS, END_HEADERS, 3, headers(guarded.address, "/grpc.health.v1.Health/Check"))
+                          + frame(DATA, END_STREAM, 3, b"\0\0\0\0\0"))
+    while not frames_of(client, HEADERS)[0] & END_STREAM:
+        pass
+    client.socket.settimeout(0.5)  # several looks at what was sent
+    with pytest.raises(TimeoutError):
+        while True:
+            client.next_frame()
+    client.close()
+
+
 def watch(attacker):
     """A Watch of the health whose end nobody looks at."""
     stream = attacker.next_stream

@@ -359,6 +359,51 @@ def test_a_second_signal_ends_all_at_once_H3(millrace_bin, model_path, window_ms
         assert "cut_off=5" in server.log
 
 
+def test_a_second_signal_gives_its_status_behind_what_is_on_its_way_H3(millrace_bin, model_path):
+    """A message that the client takes late, as on a busy machine: the status that follows is whole, not gRPC's own."""
+    with Server(millrace_bin, model_path, "max_seq_length=2048", "drain.timeout_ms=600000") as server:
+        client = http2.Connection(server.address, struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0))
+        client.call(f"/{SERVICE}/Generate", story(1, 2000))
+
+        def next_of(*kinds):
+            while True:
+                kind, flags, payload = client.next_frame()
+                client.answer(kind, flags, payload)
+                if kind in kinds:
+                    return kind, flags, payload
+
+        next_of(http2.HEADERS)
+        server.terminate()
+        time.sleep(AGAIN_S)
+        server.terminate()
+        wait_until(lambda: "streams are cut off" in server.log, "streams are cut off")
+        client.socket.sendall(http2.frame(http2.WINDOW_UPDATE, 0, 1, struct.pack(">I", 1 << 20)))
+        seen = [next_of(http2.DATA, http2.HEADERS)]
+        while not seen[-1][1] & http2.END_STREAM:
+            seen.append(next_of(http2.DATA, http2.HEADERS, http2.RST_STREAM))
+        assert seen[0][0] == http2.DATA
+        assert seen[-1][0] == http2.HEADERS and b"grpc-status\x0214" in seen[-1][2] and b"retry-after-ms" in seen[-1][2]
+        assert server.wait() == 143
+        client.socket.close()
+
+
+def test_a_second_signal_waits_for_nobody_who_takes_nothing_H3(millrace_bin, model_path):
+    """The end of the connection has to do, since gRPC drops a status that would overtake a message then."""
+    with Server(millrace_bin, model_path, "max_seq_length=2048", "drain.timeout_ms=600000") as server:
+        client = http2.Connection(server.address, struct.pack(">HI", http2.INITIAL_WINDOW_SIZE, 0))
+        client.call(f"/{SERVICE}/Generate", story(1, 2000))
+        server.terminate()
+        time.sleep(AGAIN_S)
+        server.terminate()
+        with pytest.raises((EOFError, ConnectionError)):
+            while True:
+                kind, flags, payload = client.next_frame()
+                client.answer(kind, flags, payload)
+                assert kind != http2.DATA or not payload
+        assert server.wait() == 143
+        client.socket.close()
+
+
 def test_signals_that_come_together_are_one_H3(millrace_bin, model_path):
     """As from `timeout`, which signals a process and then its group."""
     with Server(millrace_bin, model_path, "max_seq_length=512", "drain.timeout_ms=240000") as server:

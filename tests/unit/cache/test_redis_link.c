@@ -387,6 +387,23 @@ static void test_redis_link_leaves_a_primary_that_became_a_replica(void **state)
     redis_server_end(&old);
 }
 
+/* Who may not ask for the role is let be: a replica is found out by its first refusal. */
+static void test_redis_link_does_without_the_role(void **state)
+{
+    (void)state;
+    bench b;
+    if (!open_bench(&b, NULL)) {
+        skip();
+    }
+    (void)redis_server_ask(&b.server, "ACL", "SETUSER", "default", "-role");
+    assert_string_equal(redis_server_ask(&b.server, "ACL", "DRYRUN", "default", "role"),
+                        "This user has no permissions to run the 'role' command");
+    assert_int_equal(mr_redis_link_start(b.link, NULL), MR_OK);
+    redis_server_wait_available(b.link, true);
+    set(b.link, "1");
+    close_bench(&b);
+}
+
 static void test_redis_link_loads_scripts_once_E5(void **state)
 {
     (void)state;
@@ -462,6 +479,7 @@ int main(void)
         cmocka_unit_test(test_redis_link_stalled_E3_E5),
         cmocka_unit_test(test_redis_link_silent_connection_is_given_up),
         cmocka_unit_test(test_redis_link_leaves_a_primary_that_became_a_replica),
+        cmocka_unit_test(test_redis_link_does_without_the_role),
         cmocka_unit_test(test_redis_link_loads_scripts_once_E5),
         cmocka_unit_test(test_redis_link_bounds_what_waits),
     };

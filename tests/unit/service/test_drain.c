@@ -51,7 +51,10 @@ static void test_phases_of_a_drain_with_streams_that_never_end_H3(void **state)
     expect(&drain, 2250, false, MR_DRAIN_REFUSING, 32000);
     expect(&drain, 31999, false, MR_DRAIN_REFUSING, 32000);
     expect(&drain, 32000, false, MR_DRAIN_ENDING, 34000);
-    expect(&drain, 34000, false, MR_DRAIN_DROPPING, 35000);
+    expect(&drain, 34000, false, MR_DRAIN_DROPPING, 34250);
+    assert_false(mr_drain_hurries(&drain, START + 34249 * MS));
+    assert_true(mr_drain_hurries(&drain, START + 34250 * MS));
+    expect(&drain, 34250, false, MR_DRAIN_DROPPING, 35000);
     expect(&drain, 35000, false, MR_DRAIN_DONE, MR_NEVER);
 }
 
@@ -88,6 +91,8 @@ static void test_a_second_signal_ends_each_phase_H3(void **state)
 {
     (void)state;
     static const uint64_t at_ms[] = {500, 2100, 10000, 33000};
+    /* Statuses get three seconds, or what is left of the time that they would have had. */
+    static const uint64_t done_ms[] = {3500, 5100, 13000, 35000};
     for (size_t i = 0; i < sizeof(at_ms) / sizeof(at_ms[0]); i++) {
         mr_drain drain = begun(&leave);
         uint64_t wake_ns;
@@ -95,7 +100,10 @@ static void test_a_second_signal_ends_each_phase_H3(void **state)
         mr_drain_force(&drain, START + at_ms[i] * MS);
         assert_int_equal(mr_drain_step(&drain, START + at_ms[i] * MS, false, &wake_ns),
                          MR_DRAIN_DROPPING);
-        expect(&drain, at_ms[i] + 1000, false, MR_DRAIN_DONE, MR_NEVER);
+        expect(&drain, done_ms[i] - 751, false, MR_DRAIN_DROPPING, done_ms[i] - 750);
+        assert_false(mr_drain_hurries(&drain, START + (done_ms[i] - 751) * MS));
+        assert_true(mr_drain_hurries(&drain, START + (done_ms[i] - 750) * MS));
+        expect(&drain, done_ms[i], false, MR_DRAIN_DONE, MR_NEVER);
     }
     mr_drain drain = begun(&leave); /* those who call are told, before connections close */
     mr_drain_force(&drain, START + 500 * MS);
