@@ -2,7 +2,7 @@
 #include "gpu.h"
 
 #include "kernels/cpu/cpu_backend.h"
-#include "kernels/cuda/cuda_backend.h"
+#include "kernels/cuda/internal.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,4 +49,49 @@ mr_backend *gpu_reference(void)
     const mr_cpu_options options = {.compute = MR_COMPUTE_F32, .threads = 2};
     assert_int_equal(mr_cpu_backend_create(&options, &backend, NULL), MR_OK);
     return backend;
+}
+
+void gpu_bench_open(gpu_bench *b, mr_dtype compute, uint64_t bytes)
+{
+    *b = (gpu_bench){.base = gpu_backend(compute), .bytes = bytes, .state = 7};
+    const mr_cuda_backend *backend = (const mr_cuda_backend *)b->base;
+    b->api = backend->api;
+    b->context = backend->context;
+    assert_int_equal(b->api->alloc(b->context, bytes, &b->memory), 0);
+}
+
+void gpu_bench_close(gpu_bench *b)
+{
+    b->api->release(b->context, b->memory);
+    b->base->vt->destroy(b->base);
+}
+
+mr_cuda_ptr gpu_room(gpu_bench *b, uint64_t bytes)
+{
+    const mr_cuda_ptr at = b->memory + b->used;
+    b->used += (bytes + 255) / 256 * 256;
+    assert_true(b->used <= b->bytes);
+    assert_int_equal(b->api->fill(b->context, at, 0xff, bytes), 0);
+    return at;
+}
+
+mr_cuda_ptr gpu_put(gpu_bench *b, const void *from, uint64_t bytes)
+{
+    const mr_cuda_ptr at = gpu_room(b, bytes);
+    assert_int_equal(b->api->to_device(b->context, at, from, bytes), 0);
+    assert_int_equal(b->api->synchronize(b->context), 0);
+    return at;
+}
+
+void gpu_get(gpu_bench *b, void *to, mr_cuda_ptr from, uint64_t bytes)
+{
+    assert_int_equal(b->api->to_host(b->context, to, from, bytes), 0);
+    assert_int_equal(b->api->synchronize(b->context), 0);
+}
+
+void *gpu_array(size_t count, size_t size)
+{
+    void *made = calloc(count, size);
+    assert_non_null(made);
+    return made;
 }

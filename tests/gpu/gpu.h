@@ -4,6 +4,7 @@
 #define MILLRACE_TESTS_GPU_H
 
 #include "kernels/backend.h"
+#include "kernels/cuda/api.h"
 
 /* A backend with 1 GiB of the GPU; skips the test where there is none. */
 mr_backend *gpu_backend(mr_dtype compute);
@@ -11,5 +12,26 @@ mr_backend *gpu_backend(mr_dtype compute);
 mr_backend *gpu_invariant_backend(mr_dtype compute);
 /* The scalar reference. */
 mr_backend *gpu_reference(void);
+
+/* Calls of the table by themselves: device memory of their own, given out from the bottom. */
+typedef struct gpu_bench {
+    mr_backend *base; /* of gpu_backend() */
+    const mr_cuda_api *api;
+    mr_cuda_context *context;
+    mr_cuda_ptr memory;
+    uint64_t bytes;
+    uint64_t used;  /* the test may lower it */
+    uint64_t state; /* of tiny_random() */
+} gpu_bench;
+
+void gpu_bench_open(gpu_bench *bench, mr_dtype compute, uint64_t bytes);
+void gpu_bench_close(gpu_bench *bench);
+/* Filled with NaN, of every type. */
+mr_cuda_ptr gpu_room(gpu_bench *bench, uint64_t bytes);
+mr_cuda_ptr gpu_put(gpu_bench *bench, const void *from, uint64_t bytes);
+void gpu_get(gpu_bench *bench, void *to, mr_cuda_ptr from, uint64_t bytes);
+
+/* Host memory, zero; the caller frees it. */
+void *gpu_array(size_t count, size_t size);
 
 #endif

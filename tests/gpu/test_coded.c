@@ -18,61 +18,18 @@
 
 /* ---- calls of the table ---- */
 
-/* Device memory, given out from the bottom, and what it was filled with. */
-typedef struct bench {
-    mr_backend *base;
-    const mr_cuda_api *api;
-    mr_cuda_context *context;
-    mr_cuda_ptr memory;
-    uint64_t used;
-    uint64_t state;
-} bench;
-
-static void open_bench(bench *b)
+static void open_bench(gpu_bench *b)
 {
-    *b = (bench){.base = gpu_backend(MR_DTYPE_BF16), .state = 7};
-    const mr_cuda_backend *backend = (const mr_cuda_backend *)b->base;
-    if (!mr_cuda_takes_codes(backend)) {
-        b->base->vt->destroy(b->base);
+    gpu_bench_open(b, MR_DTYPE_BF16, (uint64_t)128 << 20);
+    if (!mr_cuda_takes_codes((const mr_cuda_backend *)b->base)) {
+        gpu_bench_close(b);
         print_message("this GPU does not multiply F8_E4M3 with scales of rows\n");
         skip();
     }
-    b->api = backend->api;
-    b->context = backend->context;
-    assert_int_equal(b->api->alloc(b->context, (uint64_t)128 << 20, &b->memory), 0);
-}
-
-static void close_bench(bench *b)
-{
-    b->api->release(b->context, b->memory);
-    b->base->vt->destroy(b->base);
-}
-
-static mr_cuda_ptr room(bench *b, uint64_t bytes)
-{
-    const mr_cuda_ptr at = b->memory + b->used;
-    b->used += (bytes + 255) / 256 * 256;
-    assert_true(b->used <= (uint64_t)128 << 20);
-    assert_int_equal(b->api->fill(b->context, at, 0xff, bytes), 0); /* NaN, of every type */
-    return at;
-}
-
-static mr_cuda_ptr put(bench *b, const void *from, uint64_t bytes)
-{
-    const mr_cuda_ptr at = room(b, bytes);
-    assert_int_equal(b->api->to_device(b->context, at, from, bytes), 0);
-    assert_int_equal(b->api->synchronize(b->context), 0);
-    return at;
-}
-
-static void get(bench *b, void *to, mr_cuda_ptr from, uint64_t bytes)
-{
-    assert_int_equal(b->api->to_host(b->context, to, from, bytes), 0);
-    assert_int_equal(b->api->synchronize(b->context), 0);
 }
 
 /* Random numbers of about one, as bf16; what they are as floats. */
-static mr_cuda_ptr put_random(bench *b, float *values, uint32_t count)
+static mr_cuda_ptr put_random(gpu_bench *b, float *values, uint32_t count)
 {
     uint16_t *narrow = malloc(count * sizeof(*narrow));
     assert_non_null(narrow);
@@ -81,12 +38,12 @@ static mr_cuda_ptr put_random(bench *b, float *values, uint32_t count)
         narrow[i] = mr_f32_to_bf16(x * x * x);
         values[i] = mr_bf16_to_f32(narrow[i]);
     }
-    const mr_cuda_ptr at = put(b, narrow, count * sizeof(*narrow));
+    const mr_cuda_ptr at = gpu_put(b, narrow, count * sizeof(*narrow));
     free(narrow);
     return at;
 }
 
-static mr_cuda_ptr put_codes(bench *b, float *values, uint32_t count)
+static mr_cuda_ptr put_codes(gpu_bench *b, float *values, uint32_t count)
 {
     uint8_t *codes = malloc(count);
     assert_non_null(codes);
@@ -96,17 +53,17 @@ static mr_cuda_ptr put_codes(bench *b, float *values, uint32_t count)
         } while ((codes[i] & 0x7f) == 0x7f);
         values[i] = mr_f8_e4m3_to_f32(codes[i]);
     }
-    const mr_cuda_ptr at = put(b, codes, count);
+    const mr_cuda_ptr at = gpu_put(b, codes, count);
     free(codes);
     return at;
 }
 
-static mr_cuda_ptr put_scales(bench *b, float *values, uint32_t count)
+static mr_cuda_ptr put_scales(gpu_bench *b, float *values, uint32_t count)
 {
     for (uint32_t i = 0; i < count; i++) {
         values[i] = tiny_uniform(&b->state, 0.001f, 0.01f);
     }
-    return put(b, values, count * sizeof(*values));
+    return gpu_put(b, values, count * sizeof(*values));
 }
 
 typedef struct product {
@@ -115,7 +72,7 @@ typedef struct product {
     mr_cuda_linear p;
 } product;
 
-static product make_product(bench *b, uint32_t rows, uint32_t n, uint32_t k, bool coded)
+static product make_product(gpu_bench *b, uint32_t rows, uint32_t n, uint32_t k, bool coded)
 {
     product m = {.rows = rows, .n = n, .k = k};
     m.weight = malloc((size_t)n * k * sizeof(float));
@@ -141,7 +98,7 @@ static product make_product(bench *b, uint32_t rows, uint32_t n, uint32_t k, boo
     } else {
         m.p.in = put_random(b, m.in, rows * k);
     }
-    m.p.out = room(b, (uint64_t)rows * n * 4);
+    m.p.out = gpu_room(b, (uint64_t)rows * n * 4);
     return m;
 }
 
@@ -172,12 +129,12 @@ static double sum_of(const product *m, uint32_t row, uint32_t n, double *size)
 
 /* Sums of codes have some 13 bits on the way (the matrix units' own), which counts at the terms'
  * size; then the result is rounded. */
-static void check_product(bench *b, product *m, const char *what)
+static void check_product(gpu_bench *b, product *m, const char *what)
 {
     uint16_t *out = malloc((size_t)m->rows * m->n * sizeof(*out));
     assert_non_null(out);
     assert_int_equal(b->api->linear(b->context, &m->p), 0);
-    get(b, out, m->p.out, (uint64_t)m->rows * m->n * sizeof(*out));
+    gpu_get(b, out, m->p.out, (uint64_t)m->rows * m->n * sizeof(*out));
     for (uint32_t row = 0; row < m->rows; row++) {
         for (uint32_t n = 0; n < m->n; n++) {
             double size;
@@ -199,7 +156,7 @@ static void test_products_of_codes(void **state)
     static const uint32_t shapes[][3] = {{9, 16, 16},     {17, 48, 32},   {33, 256, 1024},
                                          {128, 96, 512},  {600, 64, 160}, {31, 272, 2064},
                                          {64, 1024, 2048}};
-    bench b;
+    gpu_bench b;
     open_bench(&b);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         for (int raw = 0; raw < 2; raw++) {
@@ -208,14 +165,14 @@ static void test_products_of_codes(void **state)
             check_product(&b, &m, raw != 0 ? "raw" : "scaled");
         }
     }
-    close_bench(&b);
+    gpu_bench_close(&b);
 }
 
 static void test_few_rows_take_codes_as_weights(void **state)
 {
     (void)state;
     static const uint32_t widths[][2] = {{16, 16}, {48, 80}, {256, 1024}, {4256, 512}};
-    bench b;
+    gpu_bench b;
     open_bench(&b);
     for (size_t i = 0; i < sizeof(widths) / sizeof(widths[0]); i++) {
         for (uint32_t rows = 1; rows <= MR_CUDA_FEW_ROWS; rows++) {
@@ -223,18 +180,18 @@ static void test_few_rows_take_codes_as_weights(void **state)
             check_product(&b, &m, "few");
         }
     }
-    close_bench(&b);
+    gpu_bench_close(&b);
 }
 
 /* Codes and scale of a row of numbers. */
-static void check_rows(bench *b, const float *values, const mr_cuda_coded_rows *coded,
+static void check_rows(gpu_bench *b, const float *values, const mr_cuda_coded_rows *coded,
                        uint32_t rows, uint32_t width, const char *what)
 {
     uint8_t *codes = malloc((size_t)rows * width);
     float *scales = malloc(rows * sizeof(*scales));
     assert_true(codes != NULL && scales != NULL);
-    get(b, codes, coded->codes, (uint64_t)rows * width);
-    get(b, scales, coded->scale, rows * sizeof(*scales));
+    gpu_get(b, codes, coded->codes, (uint64_t)rows * width);
+    gpu_get(b, scales, coded->scale, rows * sizeof(*scales));
     for (uint32_t row = 0; row < rows; row++) {
         float largest = 0.0f;
         for (uint32_t i = 0; i < width; i++) {
@@ -257,17 +214,18 @@ static void check_rows(bench *b, const float *values, const mr_cuda_coded_rows *
     free(scales);
 }
 
-static mr_cuda_coded_rows coded_room(bench *b, uint32_t rows, uint32_t width, float fixed)
+static mr_cuda_coded_rows coded_room(gpu_bench *b, uint32_t rows, uint32_t width, float fixed)
 {
-    return (mr_cuda_coded_rows){
-        .codes = room(b, (uint64_t)rows * width), .scale = room(b, rows * 4), .fixed = fixed};
+    return (mr_cuda_coded_rows){.codes = gpu_room(b, (uint64_t)rows * width),
+                                .scale = gpu_room(b, rows * 4),
+                                .fixed = fixed};
 }
 
 static void test_rows_are_rounded_by_their_largest(void **state)
 {
     (void)state;
     static const uint32_t shapes[][2] = {{1, 16}, {9, 4096}, {200, 14336}, {3, 48}, {2, 65536}};
-    bench b;
+    gpu_bench b;
     open_bench(&b);
     for (size_t i = 0; i < sizeof(shapes) / sizeof(shapes[0]); i++) {
         const uint32_t rows = shapes[i][0];
@@ -286,11 +244,11 @@ static void test_rows_are_rounded_by_their_largest(void **state)
         }
         free(values);
     }
-    close_bench(&b);
+    gpu_bench_close(&b);
 }
 
 /* The norm and the gated activation give codes of what they would otherwise store. */
-static void check_rounded_norm(bench *b, uint32_t rows, uint32_t width)
+static void check_rounded_norm(gpu_bench *b, uint32_t rows, uint32_t width)
 {
     const uint32_t count = rows * width;
     float *values = malloc(count * sizeof(*values));
@@ -308,11 +266,11 @@ static void check_rounded_norm(bench *b, uint32_t rows, uint32_t width)
     for (uint32_t i = 0; i < count; i++) {
         values[i] = tiny_uniform(&b->state, -3.0f, 3.0f);
     }
-    p.out = room(b, (uint64_t)count * 2);
-    p.stream = put(b, values, count * sizeof(*values));
+    p.out = gpu_room(b, (uint64_t)count * 2);
+    p.stream = gpu_put(b, values, count * sizeof(*values));
     assert_int_equal(b->api->norm(b->context, &p), 0);
-    get(b, plain, p.out, (uint64_t)count * 2);
-    p.stream = put(b, values, count * sizeof(*values));
+    gpu_get(b, plain, p.out, (uint64_t)count * 2);
+    p.stream = gpu_put(b, values, count * sizeof(*values));
     p.coded = coded_room(b, rows, width, 0.0f);
     assert_int_equal(b->api->norm(b->context, &p), 0);
     for (uint32_t i = 0; i < count; i++) {
@@ -322,8 +280,8 @@ static void check_rounded_norm(bench *b, uint32_t rows, uint32_t width)
     uint8_t *codes = malloc(count);
     float *scales = malloc(rows * sizeof(*scales));
     assert_true(codes != NULL && scales != NULL);
-    get(b, codes, p.coded.codes, count);
-    get(b, scales, p.coded.scale, rows * sizeof(*scales));
+    gpu_get(b, codes, p.coded.codes, count);
+    gpu_get(b, scales, p.coded.scale, rows * sizeof(*scales));
     for (uint32_t i = 0; i < count; i++) {
         const double got = (double)mr_f8_e4m3_to_f32(codes[i]) * (double)scales[i / width];
         const double most = 448.0 * (double)scales[i / width];
@@ -337,7 +295,7 @@ static void check_rounded_norm(bench *b, uint32_t rows, uint32_t width)
     free(plain);
 }
 
-static void check_rounded_gated(bench *b, uint32_t rows, uint32_t width, bool raw)
+static void check_rounded_gated(gpu_bench *b, uint32_t rows, uint32_t width, bool raw)
 {
     const uint32_t count = rows * width;
     float *in = malloc((size_t)2 * count * sizeof(*in));
@@ -379,7 +337,7 @@ static void check_rounded_gated(bench *b, uint32_t rows, uint32_t width, bool ra
 static void test_makers_of_rows_round_them(void **state)
 {
     (void)state;
-    bench b;
+    gpu_bench b;
     open_bench(&b);
     check_rounded_norm(&b, 9, 64);
     check_rounded_norm(&b, 33, 4096);
@@ -388,7 +346,7 @@ static void test_makers_of_rows_round_them(void **state)
     check_rounded_gated(&b, 9, 96, false);
     check_rounded_gated(&b, 150, 14336, false);
     check_rounded_gated(&b, 40, 1536, true);
-    close_bench(&b);
+    gpu_bench_close(&b);
 }
 
 /* ---- a model ---- */

@@ -1,0 +1,311 @@
+/* SPDX-License-Identifier: Apache-2.0 */
+/* Split attention, called through the table, against sums in double over the same cache. */
+#include "attention_scene.h"
+#include "tiny_plan.h"
+
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include <cmocka.h>
+
+static void name(const scene_shape *s, const char *of, char *out, size_t bytes)
+{
+    (void)snprintf(out, bytes,
+                   "%s: %s, kv %s, D %u, %u × %u heads, blocks of %u, window %u, cap %g", of,
+                   mr_dtype_info_get(s->type)->name, mr_dtype_info_get(s->kv)->name, s->width,
+                   s->kv_heads, s->share, s->block_size, s->window, (double)s->soft_cap);
+}
+
+/* As graphs launch it, and in launches of some tokens: the same bits. */
+static void check(gpu_bench *b, const scene_shape *s, const scene_rows *r, const char *of)
+{
+    char what[160];
+    name(s, of, what, sizeof(what));
+    scene c;
+    scene_make(b, s, r, &c);
+    uint8_t *out = gpu_array(c.out_bytes, 1);
+    uint8_t *again = gpu_array(c.out_bytes, 1);
+    scene_run(b, &c, 0, out, what);
+    scene_compare(&c, out, what);
+    const uint32_t most[] = {c.n_items, c.n_items / 3 + 1, r->count <= 9 ? 1 : c.n_items / 8 + 1};
+    for (size_t i = 0; i < sizeof(most) / sizeof(most[0]); i++) {
+        scene_run(b, &c, most[i], again, what);
+        if (memcmp(out, again, c.out_bytes / c.p.tokens * r->count) != 0) {
+            fail_msg("%s: other bits in launches of %u items", what, most[i]);
+        }
+    }
+    free(out);
+    free(again);
+    scene_free(&c);
+}
+
+/* ---- steps ---- */
+
+/* Contexts at the borders of splits and blocks. */
+static scene_rows border_rows(void)
+{
+    static const uint32_t positions[] = {0, 255, 1, 30, 256, 254, 700, 512, 511, 1290};
+    scene_rows r = {0};
+    for (uint32_t i = 0; i < sizeof(positions) / sizeof(positions[0]); i++) {
+        scene_add_row(&r, i, positions[i]);
+    }
+    return r;
+}
+
+static const mr_dtype halves[] = {MR_DTYPE_BF16, MR_DTYPE_F16};
+static const uint32_t widths[] = {64, 128};
+
+/* Of the computation, or of one byte. */
+static mr_dtype kv_type(mr_dtype compute, uint32_t i)
+{
+    return i == 0 ? compute : i == 1 ? MR_DTYPE_F8_E4M3 : MR_DTYPE_I8;
+}
+
+static void test_groups_of_query_heads(void **state)
+{
+    (void)state;
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    const scene_rows r = border_rows();
+    for (uint32_t share = 1; share <= 18; share++) {
+        for (uint32_t i = 0; i < 12; i++) {
+            const mr_dtype type = halves[i % 2];
+            const scene_shape s = {.type = type,
+                                   .kv = kv_type(type, i / 4),
+                                   .width = widths[i / 2 % 2],
+                                   .kv_heads = 2,
+                                   .share = share,
+                                   .block_size = 16};
+            check(&b, &s, &r, "groups");
+        }
+    }
+    gpu_bench_close(&b);
+}
+
+static void test_block_sizes(void **state)
+{
+    (void)state;
+    static const uint32_t sizes[] = {1, 5, 8, 12, 16, 24, 32, 48, 64, 100, 128, 256, 512};
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    const scene_rows r = border_rows();
+    for (size_t n = 0; n < sizeof(sizes) / sizeof(sizes[0]); n++) {
+        for (uint32_t i = 0; i < 12; i++) {
+            const mr_dtype type = halves[i % 2];
+            const scene_shape s = {.type = type,
+                                   .kv = kv_type(type, i / 4),
+                                   .width = widths[i / 2 % 2],
+                                   .kv_heads = 3,
+                                   .share = i % 3 == 0 ? 3 : 4,
+                                   .block_size = sizes[n]};
+            check(&b, &s, &r, "block sizes");
+        }
+    }
+    gpu_bench_close(&b);
+}
+
+static void test_windows_and_soft_caps(void **state)
+{
+    (void)state;
+    static const uint32_t windows[] = {0, 1, 9, 150, 255, 256, 257, 1000, 4000};
+    static const float caps[] = {0.0f, 4.0f, 30.0f};
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    const scene_rows r = border_rows();
+    for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
+        for (uint32_t i = 0; i < 12; i++) {
+            const mr_dtype type = halves[i % 2];
+            for (size_t n = 0; n < sizeof(caps) / sizeof(caps[0]); n++) {
+                const scene_shape s = {.type = type,
+                                       .kv = kv_type(type, i / 4),
+                                       .width = widths[i / 2 % 2],
+                                       .kv_heads = 1,
+                                       .share = 4,
+                                       .block_size = 16,
+                                       .window = windows[w],
+                                       .soft_cap = caps[n]};
+                check(&b, &s, &r, "windows and caps");
+            }
+        }
+    }
+    gpu_bench_close(&b);
+}
+
+/* Full steps of decoding: short and long contexts in any order. */
+static void test_many_ragged_rows(void **state)
+{
+    (void)state;
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    scene_rows r = {0};
+    for (uint32_t i = 0; i < SCENE_ROWS; i++) {
+        const uint32_t most = i % 16 == 5 ? 3000 : i % 3 == 0 ? 700 : 200;
+        scene_add_row(&r, i, (uint32_t)(tiny_random(&b.state) % most));
+    }
+    for (uint32_t i = 0; i < 12; i++) {
+        const mr_dtype type = halves[i % 2];
+        const scene_shape s = {.type = type,
+                               .kv = kv_type(type, i / 4),
+                               .width = widths[i / 2 % 2],
+                               .kv_heads = 2,
+                               .share = i % 3 == 0   ? 5
+                                        : i % 3 == 1 ? 4
+                                                     : 1,
+                               .block_size = i % 3 == 0 ? 32 : 16};
+        check(&b, &s, &r, "many rows");
+    }
+    gpu_bench_close(&b);
+}
+
+/* Proposed tokens are verified: consecutive rows of one sequence, beside others. */
+static void test_consecutive_rows(void **state)
+{
+    (void)state;
+    static const uint32_t ends[] = {0,   1,   7,   15,  16,   254,  255,  256, 257,
+                                    259, 511, 512, 513, 1027, 1282, 2050, 300, 40};
+    static const uint32_t windows[] = {0, 3, 260};
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    scene_rows r = {0};
+    for (uint32_t i = 0; i < sizeof(ends) / sizeof(ends[0]); i++) {
+        const uint32_t proposed = i % 8 + 1;
+        for (uint32_t n = ends[i] + 1 > proposed ? ends[i] + 1 - proposed : 0; n <= ends[i]; n++) {
+            scene_add_row(&r, i, n);
+        }
+    }
+    for (uint32_t i = 0; i < 36; i++) {
+        const mr_dtype type = halves[i % 2];
+        const scene_shape s = {.type = type,
+                               .kv = kv_type(type, i / 4 % 3),
+                               .width = widths[i / 2 % 2],
+                               .kv_heads = 2,
+                               .share = 4,
+                               .block_size = 16,
+                               .window = windows[i / 12]};
+        check(&b, &s, &r, "consecutive rows");
+    }
+    gpu_bench_close(&b);
+}
+
+static void test_long_contexts(void **state)
+{
+    (void)state;
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    scene_rows r = {0};
+    scene_add_row(&r, 0, 5);
+    scene_add_row(&r, 1, 33000);
+    scene_add_row(&r, 2, 8191);
+    scene_add_row(&r, 3, 270);
+    for (uint32_t i = 0; i < 12; i++) {
+        const mr_dtype type = halves[i % 2];
+        const scene_shape s = {.type = type,
+                               .kv = kv_type(type, i / 4),
+                               .width = widths[i / 2 % 2],
+                               .kv_heads = 2,
+                               .share = i % 3 == 0 ? 8 : 3,
+                               .block_size = i % 3 == 1 ? 64 : 16,
+                               .window = i % 2 == 0 ? 0 : 9000};
+        check(&b, &s, &r, "long contexts");
+    }
+    gpu_bench_close(&b);
+}
+
+/* What matrix units do not take. */
+static void test_other_types_and_widths(void **state)
+{
+    (void)state;
+    static const uint32_t others[] = {16, 36, 64, 96, 128, 256};
+    static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_F8_E4M3,
+                                     MR_DTYPE_I8};
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    const scene_rows r = border_rows();
+    for (size_t w = 0; w < sizeof(others) / sizeof(others[0]); w++) {
+        for (uint32_t i = 0; i < 15; i++) {
+            const scene_shape s = {.type = i / 5 == 0 ? MR_DTYPE_F32 : halves[i / 5 - 1],
+                                   .kv = types[i % 5],
+                                   .width = others[w],
+                                   .kv_heads = 2,
+                                   .share = i % 3 == 0   ? 1
+                                            : i % 3 == 1 ? 3
+                                                         : 6,
+                                   .block_size = i % 2 == 0 ? 16 : 10,
+                                   .window = i % 4 == 3 ? 40 : 0,
+                                   .soft_cap = i % 5 == 4 ? 4.0f : 0.0f};
+            check(&b, &s, &r, "other types and widths");
+        }
+    }
+    gpu_bench_close(&b);
+}
+
+/* A NaN in a sequence's own past must reach its row, for that is how it is found out; and only
+ * that row, in the heads that share the key. */
+static void check_own_nan(gpu_bench *b, const scene_shape *s, const scene_rows *r, uint32_t plane)
+{
+    char what[160];
+    name(s, plane == 0 ? "a NaN among keys" : "a NaN among values", what, sizeof(what));
+    const uint32_t row = 6; /* of border_rows(): position 700 */
+    const uint32_t position = 300;
+    scene c;
+    scene_make(b, s, r, &c);
+    const uint32_t block = c.tables[(size_t)row * c.max_blocks + position / s->block_size];
+    const size_t size = mr_dtype_info_get(s->kv)->block_bytes;
+    const size_t in = s->kv == MR_DTYPE_I8 ? (size_t)(position % s->block_size) * 4
+                                           : (size_t)(position % s->block_size) * s->width * size;
+    const uint64_t at = ((uint64_t)block * s->kv_heads + 1) * scene_piece_bytes(s) + in;
+    const mr_cuda_ptr to = plane == 0 ? c.p.kv.keys : c.p.kv.values;
+    assert_int_equal(b->api->fill(b->context, to + at, 0xff, s->kv == MR_DTYPE_I8 ? 4 : size), 0);
+    uint8_t *out = gpu_array(c.out_bytes, 1);
+    scene_run(b, &c, 0, out, what);
+    for (uint32_t i = 0; i < r->count * scene_heads(&c) * s->width; i++) {
+        const uint32_t head = i / s->width % scene_heads(&c);
+        const bool hit = i / s->width / scene_heads(&c) == row && head / s->share == 1 &&
+                         (plane == 0 || s->kv == MR_DTYPE_I8 || i % s->width == 0);
+        if (isnan(scene_number(s->type, out, i)) != hit) {
+            fail_msg("%s: element %u of %u a row is %s", what, i, scene_heads(&c) * s->width,
+                     hit ? "a number" : "NaN");
+        }
+    }
+    free(out);
+    scene_free(&c);
+}
+
+static void test_a_nan_of_ones_own_stays(void **state)
+{
+    (void)state;
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
+    const scene_rows r = border_rows();
+    for (uint32_t i = 0; i < 24; i++) {
+        const mr_dtype type = halves[i % 2];
+        const scene_shape s = {.type = type,
+                               .kv = kv_type(type, i / 4 % 3),
+                               .width = widths[i / 2 % 2],
+                               .kv_heads = 2,
+                               .share = 4,
+                               .block_size = 16};
+        check_own_nan(&b, &s, &r, i / 12);
+    }
+    gpu_bench_close(&b);
+}
+
+int main(void)
+{
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_groups_of_query_heads),
+        cmocka_unit_test(test_block_sizes),
+        cmocka_unit_test(test_windows_and_soft_caps),
+        cmocka_unit_test(test_many_ragged_rows),
+        cmocka_unit_test(test_consecutive_rows),
+        cmocka_unit_test(test_long_contexts),
+        cmocka_unit_test(test_other_types_and_widths),
+        cmocka_unit_test(test_a_nan_of_ones_own_stays),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}
