@@ -12,6 +12,8 @@ mr_backend *gpu_backend(mr_dtype compute);
 mr_backend *gpu_invariant_backend(mr_dtype compute);
 /* The scalar reference. */
 mr_backend *gpu_reference(void);
+/* tiny_options() with room for prompts and for 40 sequences, all of 320 tokens. */
+mr_exec_options gpu_wide_options(mr_dtype kv);
 
 /* Calls of the table by themselves: device memory of their own, given out from the bottom. */
 typedef struct gpu_bench {
