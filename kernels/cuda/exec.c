@@ -225,19 +225,10 @@ static bool fuses(const mr_cuda_exec *exec, uint32_t index)
     /* A buffer has a reader only behind a writer, so other pairs of its kind do no harm. */
     for (uint32_t i = 0; i < plan->n_ops; i++) {
         const mr_op *op = &plan->ops[i];
-        const bool reads = (op->kind == MR_OP_NORM &&
-                            (op->norm.in == linear->out || op->norm.stream == linear->out)) ||
-                           (op->kind == MR_OP_LINEAR && op->linear.in == linear->out) ||
-                           (op->kind == MR_OP_ROPE_KV && op->rope_kv.qkv == linear->out) ||
-                           (op->kind == MR_OP_ATTENTION && op->attention.qkv == linear->out) ||
-                           (op->kind == MR_OP_ACTIVATE && op->activate.in == linear->out) ||
-                           ((op->kind == MR_OP_GATHER || op->kind == MR_OP_SAMPLE ||
-                             op->kind == MR_OP_ALL_REDUCE) &&
-                            op->unary.in == linear->out) ||
-                           (op->kind == MR_OP_GATED && op->gated.in == linear->out &&
-                            (i == 0 || plan->ops[i - 1].kind != MR_OP_LINEAR ||
-                             plan->ops[i - 1].linear.out != linear->out));
-        if (reads) {
+        const mr_op *before = i > 0 ? &plan->ops[i - 1] : NULL;
+        const bool pair = op->kind == MR_OP_GATED && before != NULL &&
+                          before->kind == MR_OP_LINEAR && before->linear.out == linear->out;
+        if (mr_op_reads(op, linear->out) && !pair) {
             return false;
         }
     }
