@@ -245,7 +245,7 @@ static void test_other_types_and_widths(void **state)
 }
 
 /* A NaN in a sequence's own past must reach its row, for that is how it is found out; and only
- * that row, in the heads that share the key. */
+ * that row, in the heads that share the key. (The NaN of F8_E4M3 is read as 480.) */
 static void check_own_nan(gpu_bench *b, const scene_shape *s, const scene_rows *r, uint32_t plane)
 {
     char what[160];
@@ -282,15 +282,15 @@ static void test_a_nan_of_ones_own_stays(void **state)
     gpu_bench b;
     gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
     const scene_rows r = border_rows();
-    for (uint32_t i = 0; i < 24; i++) {
+    for (uint32_t i = 0; i < 16; i++) {
         const mr_dtype type = halves[i % 2];
         const scene_shape s = {.type = type,
-                               .kv = kv_type(type, i / 4 % 3),
+                               .kv = i / 4 % 2 == 0 ? type : MR_DTYPE_I8,
                                .width = widths[i / 2 % 2],
                                .kv_heads = 2,
                                .share = 4,
                                .block_size = 16};
-        check_own_nan(&b, &s, &r, i / 12);
+        check_own_nan(&b, &s, &r, i / 8);
     }
     gpu_bench_close(&b);
 }
