@@ -45,7 +45,6 @@ int mr_cuda_rope_head_norm(mr_cuda_context *context, const mr_cuda_head_norm *p)
 int mr_cuda_rope_run(mr_cuda_context *context, const mr_cuda_rope_kv *p);
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_linear_few(mr_cuda_context *context, const mr_cuda_linear *p); /* 1 … FEW_ROWS rows */
-int mr_cuda_linear_any_coded(mr_cuda_context *context, const mr_cuda_linear *p); /* p->coded */
 int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p); /* every shape, slow */
 int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_gemm_open(mr_cuda_context *context);
