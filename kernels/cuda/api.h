@@ -211,9 +211,9 @@ typedef struct mr_cuda_kv {
 static inline bool mr_cuda_is_for_matrices(mr_dtype compute, mr_dtype kv, uint32_t block_size,
                                            uint32_t width)
 {
-    /* Rows of a piece with scales lie at multiples of 16 bytes only with such blocks. */
-    const bool codes = kv == MR_DTYPE_F8_E4M3 || (kv == MR_DTYPE_I8 && block_size % 4 == 0);
-    return compute != MR_DTYPE_F32 && (kv == compute || codes) && (width == 64 || width == 128);
+    const bool codes = kv == MR_DTYPE_F8_E4M3 || kv == MR_DTYPE_I8;
+    return compute != MR_DTYPE_F32 && (kv == compute || codes) && (width == 64 || width == 128) &&
+           block_size >= 8 && (block_size & (block_size - 1)) == 0;
 }
 
 typedef struct mr_cuda_rope_kv {
@@ -244,6 +244,8 @@ typedef struct mr_cuda_attention {
     uint32_t window; /* 0: all */
     float scale;
     float soft_cap; /* 0: none */
+    /* A row's sums in an order that depends on its own keys only. */
+    bool invariant;
     /* Split attention: items [first, first + count) of those in `items`. With count 0 it is
      * header->n_items, for graphs. */
     mr_cuda_ptr header;

@@ -280,6 +280,7 @@ static int attention(mr_cuda_exec *exec, const mr_cuda_step *step, const mr_op_a
         .window = op->window,
         .scale = op->scale,
         .soft_cap = op->soft_cap,
+        .invariant = exec->backend->batch_invariant,
         .header = exec->stage,
         .items = exec->stage + step->stage.items,
         .partials = exec->partials,

@@ -40,6 +40,8 @@ typedef struct scene {
     float *keys;      /* [tokens][G][D], as stored */
     float *values;
     uint8_t *planes[2];
+    double *want; /* [rows][H][D], or NULL: not computed yet */
+    double *size; /* what the magnitudes of its terms sum to */
     mr_cuda_item *items;
     uint32_t n_items;
     uint64_t out_bytes;
@@ -60,7 +62,7 @@ uint32_t scene_heads(const scene *scene);
  * where something was written behind an array. */
 void scene_run(gpu_bench *bench, scene *scene, uint32_t most, uint8_t *out, const char *what);
 /* Fails where an element is further from the sums in double than rounding explains. */
-void scene_compare(const scene *scene, const uint8_t *out, const char *what);
+void scene_compare(scene *scene, const uint8_t *out, const char *what);
 /* Element `index` of an array of F32, F16 or BF16. */
 double scene_number(mr_dtype type, const uint8_t *from, size_t index);
 

@@ -296,12 +296,7 @@ int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attentio
 {
     mr_split_args a = mr_split_args_of(p);
     if (mr_cuda_attention_packs(p)) {
-        bool done = false;
-        const int code = mr_is_coded(p->kv) ? 0 : mr_cuda_attention_stream_run(context, &a, &done);
-        if (code != 0 || done) {
-            return code;
-        }
-        return mr_cuda_attention_packed_run(context, &a);
+        return mr_cuda_attention_lone_run(context, &a);
     }
     switch (p->kv.type) {
     case MR_DTYPE_F8_E4M3:

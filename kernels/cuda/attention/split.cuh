@@ -22,6 +22,9 @@ struct mr_split_args {
     uint32_t chunks;   /* of S heads in a share */
     float value_scale; /* that results are times */
     int32_t shift;     /* block_size = 1 << shift, or −1 */
+    uint32_t piece16;  /* of lone.cu: 16 bytes of one head in one block, */
+    uint32_t scales16; /* and of the scales before its elements */
+    bool meets;        /* of lone.cu: splits of a token meet within the launch */
 };
 
 /* Whether the kernel on matrix units takes it. */
@@ -30,12 +33,7 @@ static inline bool mr_cuda_attention_packs(const mr_cuda_attention *p)
     return mr_cuda_is_for_matrices(p->type, p->kv.type, p->kv.block_size, p->kv.width);
 }
 
-/* Query heads a key/value head that the kernel fed by the copy engine takes. */
-#define MR_STREAM_HEADS 8
-
-/* *done: whether it takes it; else nothing was launched. */
-int mr_cuda_attention_stream_run(mr_cuda_context *context, const mr_split_args *split, bool *done);
-int mr_cuda_attention_packed_run(mr_cuda_context *context, mr_split_args *a);
+int mr_cuda_attention_lone_run(mr_cuda_context *context, const mr_split_args *split);
 
 static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
 {
@@ -58,13 +56,13 @@ static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
 }
 
 /* Blocks of a launch: one a piece of work, as far as `resident` fit on a processor; they take the
- * rest in turn. A graph does not know how much there will be, and has enough for 16 splits a token.
+ * rest in turn. A graph does not know how much there will be, and has enough for 64 splits a token.
  */
 static inline uint32_t mr_split_blocks(const mr_cuda_context *context, const mr_split_args &a,
                                        uint32_t resident)
 {
     const uint64_t most = static_cast<uint64_t>(context->properties.multiProcessorCount) * resident;
-    const uint64_t items = a.p.count > 0 ? a.p.count : 16 * static_cast<uint64_t>(a.p.tokens);
+    const uint64_t items = a.p.count > 0 ? a.p.count : 64 * static_cast<uint64_t>(a.p.tokens);
     const uint64_t work = items * a.p.kv.heads * a.chunks;
     return static_cast<uint32_t>(work < most ? work : most);
 }

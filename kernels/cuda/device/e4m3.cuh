@@ -78,4 +78,21 @@ __device__ static inline void mr_e4m3_widen(uint32_t word, uint32_t &low, uint32
     high = mr_e4m3_pairs<T>::widen(__byte_perm(word, 0, 0x3424));
 }
 
+/* Four codes of a word as halves, in order; NaN stays NaN. */
+__device__ static inline void mr_e4m3_halves(uint32_t word, uint32_t &low, uint32_t &high)
+{
+#if __CUDA_ARCH__ >= 890
+    asm("{\n"
+        ".reg .b16 lo, hi;\n"
+        "mov.b32 {lo, hi}, %2;\n"
+        "cvt.rn.f16x2.e4m3x2 %0, lo;\n"
+        "cvt.rn.f16x2.e4m3x2 %1, hi;\n"
+        "}\n"
+        : "=r"(low), "=r"(high)
+        : "r"(word));
+#else
+    mr_e4m3_widen<__half>(word, low, high);
+#endif
+}
+
 #endif

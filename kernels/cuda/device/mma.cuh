@@ -68,6 +68,20 @@ __device__ static inline void mr_copy16(uint32_t to, const void *from, bool ther
                  : "memory");
 }
 
+/* Starts a copy of 4 bytes. */
+__device__ static inline void mr_copy4(uint32_t to, const void *from)
+{
+    asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(to), "l"(from) : "memory");
+}
+
+/* Turns 8 × 8 elements over. */
+__device__ static inline uint32_t mr_turn_matrix(uint32_t x)
+{
+    uint32_t y;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 __device__ static inline void mr_store16(uint32_t to, uint4 v)
 {
     asm volatile("st.shared.v4.b32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(v.x), "r"(v.y), "r"(v.z),
