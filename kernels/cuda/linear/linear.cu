@@ -107,19 +107,6 @@ static int launch_pieces(mr_cuda_context *context, const mr_cuda_linear *p)
     return code;
 }
 
-static int run_invariant(mr_cuda_context *context, const mr_cuda_linear *p)
-{
-    bool done = false;
-    int code = mr_cuda_gemm_run(context, p, &done);
-    if (code == 0 && !done && p->type != MR_DTYPE_F32 && p->k % 8 == 0) {
-        return launch_pieces(context, p);
-    }
-    if (code == 0 && !done) {
-        code = mr_cuda_linear_any(context, p);
-    }
-    return code == 0 && p->bias != 0 ? mr_cuda_linear_add_bias(context, p) : code;
-}
-
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     if (p->weight_type == MR_DTYPE_F8_E4M3) {
@@ -127,14 +114,15 @@ int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)
         const bool bias = p->bias != 0 && p->coded.codes != 0;
         return code == 0 && bias ? mr_cuda_linear_add_bias(context, p) : code;
     }
-    if (p->invariant) {
-        return run_invariant(context, p);
-    }
-    if (p->type != MR_DTYPE_F32 && p->rows <= MR_CUDA_FEW_ROWS && p->k % 8 == 0) {
+    const bool pieces = p->type != MR_DTYPE_F32 && p->k % 8 == 0;
+    if (pieces && !p->invariant && p->rows <= MR_CUDA_FEW_ROWS) {
         return mr_cuda_linear_few(context, p);
     }
     bool done = false;
     int code = mr_cuda_gemm_run(context, p, &done);
+    if (code == 0 && !done && pieces && p->invariant) {
+        return launch_pieces(context, p);
+    }
     if (code == 0 && !done) {
         code = mr_cuda_linear_any(context, p);
     }
