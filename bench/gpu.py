@@ -171,9 +171,13 @@ def main():
     parser.add_argument("--golden", action="store_true",
                         help="the model is SmolLM2-135M-Instruct Q4_1: hold it to tests/data")
     parser.add_argument("--parts", default="tests,model,8b,smollm2")
+    parser.add_argument("--concurrency", type=int, default=gpu_fp8.LOAD["concurrency"],
+                        help="requests at a time in the parts trtllm")
+    parser.add_argument("--waves", type=int, default=gpu_fp8.LOAD["waves"], help="and how often so many")
     parser.add_argument("--set", action="append", default=[])
     a = parser.parse_args()
-    parts = a.parts.split(",")
+    parts = [part for name in a.parts.split(",") for part in gpu_fp8.GROUPS.get(name, [name])]
+    gpu_fp8.LOAD.update(concurrency=a.concurrency, waves=a.waves)
     result = {"host": os.uname().release, "when": time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())}
     say(run(["nvidia-smi", "--query-gpu=name,driver_version,memory.used", "--format=csv,noheader"], 30)["out"])
 
@@ -203,7 +207,9 @@ def main():
         save()
     for name, part in {**gpu_checks.PARTS, **gpu_fp8.PARTS}.items():
         if name in parts and name not in result:
+            begin = time.time()
             result[name] = part(a.bundle, a.set)
+            say(f"-- {name} took {time.time() - begin:.1f} s")
             save()
     save()
 

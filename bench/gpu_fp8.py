@@ -1,7 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parts of gpu.py about FP8 and full load: 8b-fp8, mixed, trtllm, perplexity-fp8. Peers' figures stand beside."""
+"""Parts of gpu.py about FP8 and full load: 8b-fp8, mixed, trtllm, perplexity-fp8. Peers' figures stand beside.
+
+mixed is mixed-8b and mixed-8b-fp8, about 35 s each; trtllm is trtllm-1000 (about 80 s) and trtllm-128 (about 120 s),
+with LOAD as it is. --concurrency 256 halves the requests, and with them the time.
+"""
 import json
 import pathlib
+import time
 
 from gpu_tools import Server, run, say, settings, shape_dir
 
@@ -12,7 +17,7 @@ VLLM_STEP_MS = {1: 3.51, 32: 4.56, 128: 5.93}
 VLLM_PREFILL = {8192: 55400}
 VLLM_MIXED = {"8b": 29545, "8b-fp8": 39653}
 TRTLLM = {(1000, 1000): 17744, (128, 2048): 26221}
-CONCURRENCY, WAVES = 512, 2  # of the part trtllm: requests at a time, and how often so many
+LOAD = {"concurrency": 512, "waves": 2}  # of the parts trtllm: requests at a time, and how often so many
 
 
 def fp8(bundle, pairs):
@@ -37,43 +42,67 @@ def fp8(bundle, pairs):
     return result
 
 
-def closed_loop(bundle, shape, concurrency, waves, prompt, output, pairs):
-    """So many requests at a time, from the program's own client; a wave before makes graphs and products ready."""
+def closed_loop(bundle, shape, case, concurrency, waves, pairs, runs=1):
+    """So many requests at a time, from the program's own client: the best of the runs, all of them beside it.
+
+    Before them come a few whole prompts and a full batch of short ones: what a step of either kind needs once.
+    """
+    prompt, output = case
     sets = ["load_format=random", "enable_prefix_caching=false", f"max_batch_size={concurrency}",
             f"max_queue_requests={2 * concurrency}", f"max_seq_length={prompt + output + 16}", *pairs]
     with Server(bundle / "bin" / "millrace", shape_dir(shape), sets, port=18002) as server:
-        warm = server.load(concurrency, prompt + 1, min(output, 64), timeout=200)
-        result = server.load(waves * concurrency, prompt, output, concurrency, timeout=400)
-    if "error" in result or "error" in warm:
-        say(shape, "failed", warm.get("error"), result.get("error"))
-        return result
-    out = result["output_tokens_per_s"]
+        loads = [server.load(48, prompt, 4), server.load(concurrency, 16, 24)]
+        begin = time.time()
+        loads += [server.load(waves * concurrency, prompt, output, concurrency, timeout=400) for _ in range(runs)]
+        seconds = round(time.time() - begin, 1)
+    bad = [r for r in loads if "error" in r or r["failed"]]
+    if bad:
+        say(shape, case, "failed", bad[0])
+        return {"failed": bad[0]}
+    rates = [r["output_tokens_per_s"] for r in loads[2:]]
     return {"concurrency": concurrency, "requests": waves * concurrency, "prompt": prompt, "output": output,
-            "output_tokens_per_s": out, "total_tokens_per_s": out * (prompt + output) / output, "raw": result}
+            "ready_s": server.ready_s, "measured_s": seconds, "output_tokens_per_s": max(rates), "runs": rates,
+            "total_tokens_per_s": max(rates) * (prompt + output) / output, "raw": loads[2:]}
 
 
-def mixed(bundle, pairs):
-    """256 requests of 512 + 256 tokens, all at once, in bf16 and in FP8."""
-    result = {}
-    for shape, peer in VLLM_MIXED.items():
-        got = result[shape] = closed_loop(bundle, shape, 256, 1, 512, 256, pairs)
-        if "total_tokens_per_s" in got:
-            got["times_vllm"] = round(got["total_tokens_per_s"] / peer, 3)
-            say(shape, "256 x 512/256: total tokens/s", round(got["total_tokens_per_s"]), got["times_vllm"], "x vLLM")
-    return result
+def offline(bundle, shape, requests, case, pairs):
+    """As vLLM was measured: all requests given at once, without a server. The median of three runs."""
+    r = run([bundle / "bin" / "millrace", "bench", "offline", "--model", shape_dir(shape), "--requests", requests,
+             "--prompt", case[0], "--generate", case[1], "--repeat", 3, "--json",
+             *settings(["backend=cuda", "load_format=random", *pairs])], 150)
+    if r["rc"] != 0:
+        say(shape, "offline failed", r["rc"], r["out"][-500:], r["err"][-1500:])
+        return {"failed": r["err"][-1500:]}
+    found = json.loads(r["out"])
+    return {**found["requests"], "load_s": found["load_s"]}
 
 
-def trtllm(bundle, pairs):
+def mixed(shape):
+    """256 requests of 512 + 256 tokens, all at once, served and offline."""
+    def part(bundle, pairs):
+        case, peer, result = (512, 256), VLLM_MIXED[shape], {}
+        result["offline"] = offline(bundle, shape, 256, case, pairs)
+        result["served"] = closed_loop(bundle, shape, case, 256, 1, pairs, runs=2)
+        for way, got in result.items():
+            if "total_tokens_per_s" in got:
+                got["times_vllm"] = round(got["total_tokens_per_s"] / peer, 3)
+                say(shape, way, "256 x 512/256: total tokens/s", round(got["total_tokens_per_s"]), got["times_vllm"],
+                    "x vLLM (offline)")
+        return result
+    return part
+
+
+def trtllm(case):
     """Full load, FP8 weights and cache."""
-    result = {}
-    for (prompt, output), peer in TRTLLM.items():
-        got = closed_loop(bundle, "8b-fp8", CONCURRENCY, WAVES, prompt, output, ["kv_cache_dtype=fp8", *pairs])
+    def part(bundle, pairs):
+        got = closed_loop(bundle, "8b-fp8", case, LOAD["concurrency"], LOAD["waves"], ["kv_cache_dtype=fp8", *pairs])
         if "output_tokens_per_s" in got:
-            got["times_trtllm"] = round(got["output_tokens_per_s"] / peer, 3)
-            say(f"8b-fp8 {prompt}/{output}: output tokens/s", round(got["output_tokens_per_s"]), got["times_trtllm"],
-                "x TensorRT-LLM")
-        result[f"{prompt}/{output}"] = got
-    return result
+            got["times_trtllm"] = round(got["output_tokens_per_s"] / TRTLLM[case], 3)
+            say(f"8b-fp8 {case[0]}/{case[1]}: output tokens/s", round(got["output_tokens_per_s"]), got["times_trtllm"],
+                "x TensorRT-LLM,", got["requests"], "requests,", got["concurrency"], "at a time, in",
+                got["measured_s"], "s")
+        return got
+    return part
 
 
 def perplexity(bundle, pairs):
@@ -94,4 +123,7 @@ def perplexity(bundle, pairs):
     return result
 
 
-PARTS = {"8b-fp8": fp8, "mixed": mixed, "trtllm": trtllm, "perplexity-fp8": perplexity}
+PARTS = {"8b-fp8": fp8, **{f"mixed-{shape}": mixed(shape) for shape in VLLM_MIXED},
+         **{f"trtllm-{case[0]}": trtllm(case) for case in TRTLLM}, "perplexity-fp8": perplexity}
+# Names of several parts.
+GROUPS = {"mixed": [f"mixed-{shape}" for shape in VLLM_MIXED], "trtllm": [f"trtllm-{case[0]}" for case in TRTLLM]}

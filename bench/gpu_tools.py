@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What the scripts that measure on a GPU share: running programs, the shapes, a server."""
 import json
+import os
 import pathlib
+import signal
 import subprocess
 import tempfile
 import time
@@ -17,12 +19,17 @@ SHAPES = {
 
 
 def run(command, timeout, stdin=None):
+    """Its exit status, -1 past the timeout, when its children are ended too; its output and its seconds."""
     begin = time.time()
+    process = subprocess.Popen(list(map(str, command)), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
+                               stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE, start_new_session=True)
     try:
-        done = subprocess.run(list(map(str, command)), capture_output=True, text=True, timeout=timeout, input=stdin)
-        code, out, err = done.returncode, done.stdout, done.stderr
-    except subprocess.TimeoutExpired as e:
-        code, out, err = -1, (e.stdout or b"").decode(), (e.stderr or b"").decode() + "\ntimed out"
+        out, err = process.communicate(stdin, timeout)
+        code = process.returncode
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        out, err = process.communicate()
+        code, err = -1, err + "\ntimed out"
     return {"rc": code, "out": out, "err": err, "s": round(time.time() - begin, 2)}
 
 

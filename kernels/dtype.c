@@ -61,23 +61,7 @@ float mr_f16_to_f32(uint16_t bits)
 
 uint16_t mr_f32_to_f16(float value)
 {
-    const uint32_t bits = mr_bits_of_float(value);
-    const uint32_t sign = bits >> 16 & 0x8000u;
-    const uint32_t magnitude = bits & 0x7fffffffu;
-    if (magnitude > 0x7f800000u) {
-        return (uint16_t)(sign | 0x7e00u | (magnitude >> 13 & 0x3ffu));
-    }
-    if (magnitude >= 0x477ff000u) { /* from 65520 on: rounds past the largest half */
-        return (uint16_t)(sign | 0x7c00u);
-    }
-    if (magnitude < 0x38800000u) {
-        /* Below 2^-14. Adding 1/2 puts the float's last place at 2^-24, the unit of the halves'
-         * subnormals, so the addition itself rounds to nearest even. */
-        const float rounded = mr_float_of_bits(magnitude) + 0.5f;
-        return (uint16_t)(sign | (mr_bits_of_float(rounded) - 0x3f000000u));
-    }
-    const uint32_t odd = magnitude >> 13 & 1u;
-    return (uint16_t)(sign | (magnitude - 0x38000000u + 0xfffu + odd) >> 13);
+    return mr_f16_narrow(value);
 }
 
 float mr_bf16_to_f32(uint16_t bits)
@@ -87,9 +71,5 @@ float mr_bf16_to_f32(uint16_t bits)
 
 uint16_t mr_f32_to_bf16(float value)
 {
-    const uint32_t bits = mr_bits_of_float(value);
-    if ((bits & 0x7fffffffu) > 0x7f800000u) {
-        return (uint16_t)(bits >> 16 | 0x40u);
-    }
-    return (uint16_t)((bits + 0x7fffu + (bits >> 16 & 1u)) >> 16);
+    return mr_bf16_narrow(value);
 }

@@ -8,8 +8,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define QUANTILES 65536u /* by the 16 bits of an element */
-#define A_DRAW    8u     /* elements of one Philox call */
+#define QUANTILES MR_RANDOM_PATTERNS
+#define A_DRAW    8u /* elements of one Philox call */
 #define E4M3_MAX  448.0
 #define OF_GROUPS ((uint64_t)1 << 63) /* draws of scales and zeros */
 
@@ -80,13 +80,20 @@ static double step_of(const mr_weight_codes *codes)
 /* The byte of the F8_E4M3 number nearest to a magnitude; the even one of two. */
 static uint8_t nearest_e4m3(double magnitude)
 {
-    uint8_t best = 0;
-    for (uint8_t code = 1; code < 0x7f; code++) {
-        const double far = fabs(magnitude - (double)mr_f8_e4m3_to_f32(best));
-        const double distance = fabs(magnitude - (double)mr_f8_e4m3_to_f32(code));
-        best = distance < far || (distance == far && code % 2 == 0) ? code : best;
+    uint8_t below = 0; /* numbers grow with their bytes */
+    for (uint8_t step = 0x40; step > 0; step /= 2) {
+        const uint8_t next = below | step;
+        if (next < 0x7f && (double)mr_f8_e4m3_to_f32(next) <= magnitude) {
+            below = next;
+        }
     }
-    return best;
+    if (below == 0x7e) {
+        return below;
+    }
+    const uint8_t above = below + 1;
+    const double under = magnitude - (double)mr_f8_e4m3_to_f32(below);
+    const double over = (double)mr_f8_e4m3_to_f32(above) - magnitude;
+    return over < under || (over == under && above % 2 == 0) ? above : below;
 }
 
 static int8_t code_of(const mr_weight_codes *codes, double value)
@@ -121,6 +128,52 @@ void mr_random_table_destroy(mr_random_table *table)
     free(table);
 }
 
+const void *mr_random_table_elements(const mr_random_table *table)
+{
+    return &table->of;
+}
+
+/* ---- tables that are kept ---- */
+
+bool mr_random_same_table(const mr_plan_weight *a, const mr_plan_weight *b)
+{
+    if (a->dtype != b->dtype || a->random_mean != b->random_mean) {
+        return false;
+    }
+    return a->codes == NULL || (a->codes->codes.bits == b->codes->codes.bits &&
+                                a->codes->codes.form == b->codes->codes.form);
+}
+
+mr_status mr_random_tables_find(mr_random_tables *tables, const mr_plan_weight *weight,
+                                const mr_random_table **out)
+{
+    for (uint32_t i = 0; i < 2; i++) {
+        if (tables->kept[i].table != NULL && mr_random_same_table(&tables->kept[i].of, weight)) {
+            *out = tables->kept[i].table;
+            return MR_OK;
+        }
+    }
+    mr_random_table **next = &tables->kept[tables->oldest].table;
+    mr_random_table_destroy(*next);
+    *next = NULL;
+    tables->kept[tables->oldest].of = *weight;
+    tables->oldest = 1 - tables->oldest;
+    MR_TRY(weight->codes != NULL
+               ? mr_random_codes_table_create(weight->codes, next)
+               : mr_random_table_create(weight->dtype, weight->random_mean, next));
+    *out = *next;
+    return MR_OK;
+}
+
+void mr_random_tables_deinit(mr_random_tables *tables)
+{
+    mr_random_table_destroy(tables->kept[0].table);
+    mr_random_table_destroy(tables->kept[1].table);
+    *tables = (mr_random_tables){0};
+}
+
+/* ---- elements ---- */
+
 static void draw_words(const mr_plan_weight *weight, uint64_t index, uint32_t out[4])
 {
     const uint32_t counter[4] = {(uint32_t)index, (uint32_t)(index >> 32), MR_DRAW_WEIGHT,
@@ -154,6 +207,11 @@ static mr_codes_values values_of_group(const mr_plan_weight *weight, uint64_t in
         values.scale = mr_bf16_to_f32(mr_f32_to_bf16(scale));
     }
     return values;
+}
+
+float mr_random_weight_scale(const mr_plan_weight *weight, uint64_t group)
+{
+    return values_of_group(weight, group).scale;
 }
 
 /* One block, elements [at, at + 32) of the weight. */

@@ -28,6 +28,8 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+#define MR_RANDOM_PATTERNS 65536u /* of an element's 16 bits */
+
 /* Whether elements of this type can be made: F32, F16, BF16 and the CODES types. */
 bool mr_random_weight_has(mr_dtype dtype);
 
@@ -40,11 +42,34 @@ MR_MUST_USE mr_status mr_random_table_create(mr_dtype dtype, float mean, mr_rand
 MR_MUST_USE mr_status mr_random_codes_table_create(const mr_weight_codes *codes,
                                                    mr_random_table **out);
 void mr_random_table_destroy(mr_random_table *table);
+/* [MR_RANDOM_PATTERNS] what an element's 16 bits stand for, in the weight's type; of weights with
+ * codes a byte each: the F8_E4M3 number, or the code less its zero. The table's. */
+const void *mr_random_table_elements(const mr_random_table *table);
+
+/* Tables of the weights before, for the next: gains are made around 1 and come between matrices
+ * around 0. Zero-initialised is valid and empty. One thread. */
+typedef struct mr_random_tables {
+    struct {
+        mr_random_table *table; /* owns; NULL: none */
+        mr_plan_weight of;      /* the weight it was made for, whose codes must outlive it */
+    } kept[2];
+    uint32_t oldest;
+} mr_random_tables;
+
+/* The table for a random weight, valid until the next but one is made. RESOURCE_EXHAUSTED. */
+MR_MUST_USE mr_status mr_random_tables_find(mr_random_tables *tables, const mr_plan_weight *weight,
+                                            const mr_random_table **out);
+void mr_random_tables_deinit(mr_random_tables *tables);
+/* Whether two random weights have elements from the same table. */
+bool mr_random_same_table(const mr_plan_weight *a, const mr_plan_weight *b);
 
 /* Writes elements [first, first + count) of the weight, row after row, to out, which needs no
  * alignment. Of weights with codes whole rows, as blocks. Any thread. */
 void mr_random_weight_fill(const mr_random_table *table, const mr_plan_weight *weight,
                            uint64_t first, uint64_t count, void *out);
+
+/* The scale of group `group` of all groups of a weight with codes. Any thread. */
+float mr_random_weight_scale(const mr_plan_weight *weight, uint64_t group);
 
 /* The p-quantile of the normal distribution, 0 < p < 1, to 1e-9. */
 double mr_normal_quantile(double p);

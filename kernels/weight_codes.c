@@ -74,6 +74,12 @@ float mr_weight_codes_scale(const mr_weight_codes *c, uint64_t row, uint64_t gro
     return c->scale_dtype == MR_DTYPE_F16 ? mr_f16_widen(half) : mr_bf16_widen(half);
 }
 
+const uint8_t *mr_weight_codes_row(const mr_weight_codes *c, uint64_t row)
+{
+    MR_CHECK(c->codes.form == MR_CODES_E4M3);
+    return c->codes.data + (row + c->first) * c->codes.line;
+}
+
 float mr_f8_e4m3_to_f32(uint8_t bits)
 {
     const uint32_t magnitude = bits & 0x7fu;

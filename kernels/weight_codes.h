@@ -96,6 +96,9 @@ mr_dtype mr_weight_codes_dtype(const mr_weight_codes *codes, uint32_t k);
 void mr_weight_codes_fill(const mr_weight_codes *codes, uint32_t k, uint64_t first, uint64_t count,
                           void *out);
 
+/* Of F8_E4M3 codes: those of a row, which lie one after the other. */
+const uint8_t *mr_weight_codes_row(const mr_weight_codes *codes, uint64_t row);
+
 /* What the elements of a block share. */
 typedef struct mr_codes_values {
     uint32_t zero;

@@ -2,12 +2,15 @@
 #include "base/clock.h"
 #include "base/cpu.h"
 #include "service/bench.h"
+#include "service/bench_requests.h"
 #include "service/commands.h"
 #include "service/jsonl.h"
 #include "service/profile.h"
 
 #include <inttypes.h>
 #include <string.h>
+
+#define MAX_REQUESTS 65536u
 
 typedef struct bench_options {
     mr_cli_model model;
@@ -16,6 +19,10 @@ typedef struct bench_options {
     uint64_t prompt;
     uint64_t generate;
     uint64_t repeat;
+    uint64_t requests; /* 0: steps are measured, not requests */
+    bool has_requests;
+    bool has_prefill;
+    bool has_decode;
     bool json;
     bool profile;
 } bench_options;
@@ -25,6 +32,7 @@ typedef struct bench_report {
     mr_bench_result decode[MR_CLI_MAX_LIST];
     mr_ceilings ceilings; /* measured for a profile */
     double load_s;
+    double requests_s; /* that all requests took */
 } bench_report;
 
 static uint32_t largest(const mr_cli_counts *counts)
@@ -57,6 +65,11 @@ static mr_status fit_config(const bench_options *o, mr_config *config, mr_error 
     const uint32_t batch = largest(&o->decode);
     const uint32_t sequence = (uint32_t)(o->prompt + o->generate);
     const uint32_t prefill = largest(&o->prefill);
+    if (o->requests > 0) {
+        MR_TRY(fit(config, "max_queue_requests", &config->max_queue_requests, (uint32_t)o->requests,
+                   err));
+        return fit(config, "max_seq_length", &config->max_seq_length, sequence, err);
+    }
     MR_TRY(fit(config, "max_batch_size", &config->max_batch_size, batch, err));
     MR_TRY(fit(config, "max_seq_length", &config->max_seq_length,
                sequence > prefill ? sequence : prefill, err));
@@ -67,6 +80,15 @@ static mr_status fit_config(const bench_options *o, mr_config *config, mr_error 
 static mr_status measure(const bench_options *o, mr_runtime *runtime, bench_report *report,
                          mr_error *err)
 {
+    if (o->requests > 0) {
+        const mr_bench_requests_spec spec = {
+            .requests = (uint32_t)o->requests,
+            .prompt = (uint32_t)o->prompt,
+            .generate = (uint32_t)o->generate,
+            .repeat = (uint32_t)o->repeat,
+        };
+        return mr_bench_requests(runtime, &spec, &report->requests_s, err);
+    }
     if (o->profile) {
         mr_exec_memory memory;
         mr_runtime_exec(runtime)->vt->memory(mr_runtime_exec(runtime), &memory);
@@ -105,6 +127,22 @@ static json_t *results_array(const char *name, const mr_cli_counts *counts,
     return array;
 }
 
+static double requests_rate(const bench_options *o, const bench_report *report, uint64_t tokens)
+{
+    return (double)(o->requests * tokens) / report->requests_s;
+}
+
+/* NULL if steps were measured. */
+static json_t *requests_object(const bench_options *o, const bench_report *report)
+{
+    return o->requests == 0
+               ? NULL
+               : json_pack("{s:I, s:f, s:f, s:f}", "requests", (json_int_t)o->requests, "seconds",
+                           report->requests_s, "total_tokens_per_s",
+                           requests_rate(o, report, o->prompt + o->generate), "output_tokens_per_s",
+                           requests_rate(o, report, o->generate));
+}
+
 static json_t *report_object(const bench_options *o, mr_runtime *runtime,
                              const bench_report *report)
 {
@@ -123,7 +161,7 @@ static json_t *report_object(const bench_options *o, mr_runtime *runtime,
                            ? json_pack("{s:f, s:f}", "read_bytes_per_s", profile->read_bytes_per_s,
                                        "int8_per_s", profile->int8_per_s)
                            : NULL;
-    return json_pack("{s:s, s:I, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:o, s:o, s:o*}",
+    return json_pack("{s:s, s:I, s:s, s:o, s:o, s:I, s:I, s:I, s:f, s:I, s:o, s:o, s:o*, s:o*}",
                      "backend", backend->name, "threads", (json_int_t)backend->threads, "model",
                      mr_runtime_model_name(runtime), "prefill",
                      results_array("tokens", &o->prefill, report->prefill, profile), "decode",
@@ -131,7 +169,7 @@ static json_t *report_object(const bench_options *o, mr_runtime *runtime,
                      (json_int_t)o->prompt, "generate", (json_int_t)o->generate, "repeat",
                      (json_int_t)o->repeat, "load_s", report->load_s, "peak_rss_bytes",
                      (json_int_t)mr_memory_peak_rss(), "memory_bytes", bytes, "kv_cache", kv,
-                     "ceilings", ceilings);
+                     "ceilings", ceilings, "requests", requests_object(o, report));
 }
 
 static void print_rates(const char *what, const mr_cli_counts *counts,
@@ -157,6 +195,14 @@ static void print_table(const bench_options *o, mr_runtime *runtime, const bench
                "from registers\n\n",
                profile->read_bytes_per_s / 1e9, profile->int8_per_s / 1e9);
     }
+    if (o->requests > 0) {
+        printf("%" PRIu64 " requests of %" PRIu64 " + %" PRIu64 " tokens at once: %.2f s, %.1f "
+               "tokens/s, of them %.1f generated\n",
+               o->requests, o->prompt, o->generate, report->requests_s,
+               requests_rate(o, report, o->prompt + o->generate),
+               requests_rate(o, report, o->generate));
+        return;
+    }
     puts("what                     tokens/s");
     print_rates("prefill", &o->prefill, report->prefill, profile);
     print_rates("decode ×", &o->decode, report->decode, profile);
@@ -172,7 +218,7 @@ static int run(const bench_options *o)
     }
     const mr_clock clock = mr_clock_monotonic();
     const uint64_t begin = mr_clock_now(&clock);
-    mr_runtime_options open = {.model_path = o->model.path};
+    mr_runtime_options open = {.model_path = o->model.path, .with_engine = o->requests > 0};
     mr_runtime *runtime;
     const int opened = mr_command_open_runtime(&config, &open, &runtime);
     if (opened != MR_EXIT_OK) {
@@ -194,6 +240,35 @@ static bool in_range(uint64_t value, uint64_t high)
     return value >= 1 && value <= high;
 }
 
+/* MR_EXIT_OK, or what is wrong is printed. Of requests no steps are measured beside them. */
+static int check(bench_options *o)
+{
+    if (o->model.path == NULL) {
+        return mr_cli_fail_usage("bench offline: --model PATH is missing");
+    }
+    if (!in_range(o->prompt, 1u << 20) || !in_range(o->generate, 1u << 20) ||
+        !in_range(o->repeat, 1000)) {
+        return mr_cli_fail_usage("bench offline: --prompt and --generate take 1 to 1048576, "
+                                 "--repeat 1 to 1000");
+    }
+    if (largest(&o->decode) > 4096) {
+        return mr_cli_fail_usage("bench offline: --decode takes batches of up to 4096");
+    }
+    if (!o->has_requests) {
+        return MR_EXIT_OK;
+    }
+    if (o->has_prefill || o->has_decode || o->profile) {
+        return mr_cli_fail_usage("bench offline: --requests measures whole requests; --prefill, "
+                                 "--decode and --profile measure steps");
+    }
+    if (!in_range(o->requests, MAX_REQUESTS)) {
+        return mr_cli_fail_usage("bench offline: --requests takes 1 to %u", MAX_REQUESTS);
+    }
+    o->prefill.count = 0;
+    o->decode.count = 0;
+    return MR_EXIT_OK;
+}
+
 static int bench_offline(int argc, char **argv)
 {
     bench_options o = {
@@ -205,12 +280,16 @@ static int bench_offline(int argc, char **argv)
     };
     const mr_cli_option options[] = {
         MR_CLI_MODEL_OPTIONS(&o.model),
-        {"prefill", MR_CLI_COUNTS, &o.prefill, NULL, "N,…", "prompt lengths (default 512,4096)"},
-        {"decode", MR_CLI_COUNTS, &o.decode, NULL, "N,…", "batch sizes (default 1,4,8,32)"},
+        {"prefill", MR_CLI_COUNTS, &o.prefill, &o.has_prefill, "N,…",
+         "prompt lengths (default 512,4096)"},
+        {"decode", MR_CLI_COUNTS, &o.decode, &o.has_decode, "N,…",
+         "batch sizes (default 1,4,8,32)"},
         {"prompt", MR_CLI_COUNT, &o.prompt, NULL, "N",
          "tokens that a decoding sequence has already (default 128)"},
         {"generate", MR_CLI_COUNT, &o.generate, NULL, "N", "tokens to decode (default 64)"},
         {"repeat", MR_CLI_COUNT, &o.repeat, NULL, "N", "runs to take the median of (default 3)"},
+        {"requests", MR_CLI_COUNT, &o.requests, &o.has_requests, "N",
+         "instead: N requests of --prompt and --generate tokens, all at once"},
         {"profile", MR_CLI_FLAG, &o.profile, NULL, NULL,
          "time, bytes and operations of each operator, against the machine's limits"},
         {"json", MR_CLI_FLAG, &o.json, NULL, NULL, "a JSON object instead of a table"},
@@ -218,13 +297,16 @@ static int bench_offline(int argc, char **argv)
     const mr_cli_command command = {
         .name = "bench offline",
         .usage = "--model PATH [OPTION]...",
-        .about = "Measures prompt and decode throughput of a model on this machine.",
+        .about = "Measures prompt and decode throughput of a model on this machine, or that of "
+                 "whole requests.",
         .options = options,
         .n_options = sizeof(options) / sizeof(options[0]),
         .examples = "millrace bench offline --model model.gguf\n"
                     "millrace bench offline --model model.gguf --prefill 512 --decode 1,8 --json "
                     "--set threads=4\n"
-                    "millrace bench offline --model model.gguf --decode 1 --profile\n",
+                    "millrace bench offline --model model.gguf --decode 1 --profile\n"
+                    "millrace bench offline --model model.gguf --requests 64 --prompt 512 "
+                    "--generate 256\n",
         .mistakes = "Figures jump between runs: stop what else runs, and raise --repeat.\n"
                     "Long prefills do not fit: --prefill, and --prompt with --generate, must stay "
                     "within the model's context.\n",
@@ -235,18 +317,8 @@ static int bench_offline(int argc, char **argv)
     if (outcome != MR_CLI_RUN) {
         return outcome == MR_CLI_HELPED ? MR_EXIT_OK : MR_EXIT_USAGE;
     }
-    if (o.model.path == NULL) {
-        return mr_cli_fail_usage("bench offline: --model PATH is missing");
-    }
-    if (!in_range(o.prompt, 1u << 20) || !in_range(o.generate, 1u << 20) ||
-        !in_range(o.repeat, 1000)) {
-        return mr_cli_fail_usage("bench offline: --prompt and --generate take 1 to 1048576, "
-                                 "--repeat 1 to 1000");
-    }
-    if (largest(&o.decode) > 4096) {
-        return mr_cli_fail_usage("bench offline: --decode takes batches of up to 4096");
-    }
-    return run(&o);
+    const int checked = check(&o);
+    return checked == MR_EXIT_OK ? run(&o) : checked;
 }
 
 int mr_cmd_bench(int argc, char **argv)

@@ -146,51 +146,13 @@ static bool make_slab(mr_cpu_weights *weights)
     return true;
 }
 
-/* The table of a weight that was made of nothing. */
-typedef struct random_kept {
-    mr_random_table *table; /* owns; NULL: none */
-    mr_plan_weight of;      /* the weight it was made for */
-} random_kept;
-
 /* What packing needs besides the weights. */
 typedef struct packer {
     mr_thread_pool *pool;
     const mr_plan *plan;
     mr_cpu_source *sources; /* [threads], owns */
-    random_kept kept[2];    /* gains are made around 1 and come between weights around 0 */
-    uint32_t oldest;
+    mr_random_tables tables;
 } packer;
-
-/* Whether the two have elements from the same table. */
-static bool same_table(const mr_plan_weight *a, const mr_plan_weight *b)
-{
-    if (a->dtype != b->dtype || a->random_mean != b->random_mean) {
-        return false;
-    }
-    return a->codes == NULL || (a->codes->codes.bits == b->codes->codes.bits &&
-                                a->codes->codes.form == b->codes->codes.form);
-}
-
-/* The table for a weight without data, kept for the next. */
-static mr_status find_random(packer *p, const mr_plan_weight *weight, const mr_random_table **out)
-{
-    for (uint32_t i = 0; i < 2; i++) {
-        const random_kept *kept = &p->kept[i];
-        if (kept->table != NULL && same_table(&kept->of, weight)) {
-            *out = kept->table;
-            return MR_OK;
-        }
-    }
-    random_kept *next = &p->kept[p->oldest];
-    p->oldest = 1 - p->oldest;
-    mr_random_table_destroy(next->table);
-    *next = (random_kept){.of = *weight};
-    MR_TRY(weight->codes != NULL
-               ? mr_random_codes_table_create(weight->codes, &next->table)
-               : mr_random_table_create(weight->dtype, weight->random_mean, &next->table));
-    *out = next->table;
-    return MR_OK;
-}
 
 static mr_status pack_one(packer *p, const mr_cpu_path *path, const mr_plan_weight *from,
                           mr_cpu_weight *to)
@@ -199,7 +161,7 @@ static mr_status pack_one(packer *p, const mr_cpu_path *path, const mr_plan_weig
     mr_cpu_source source = {.weight = from};
     MR_CHECK(mr_dtype_row_bytes(from->dtype, from->k, &source.row_bytes));
     if (from->random) {
-        MR_TRY(find_random(p, from, &source.random));
+        MR_TRY(mr_random_tables_find(&p->tables, from, &source.random));
     }
     for (uint32_t i = 0; i < threads; i++) {
         p->sources[i] = source;
@@ -249,8 +211,7 @@ static mr_status pack_all(mr_thread_pool *pool, const mr_plan *plan, mr_cpu_weig
         status = pack_weights(&p, weights, progress, progress_ctx);
     }
     free(p.sources);
-    mr_random_table_destroy(p.kept[0].table);
-    mr_random_table_destroy(p.kept[1].table);
+    mr_random_tables_deinit(&p.tables);
     return status;
 }
 

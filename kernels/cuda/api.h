@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define MR_CUDA_API_VERSION 2u
+#define MR_CUDA_API_VERSION 3u
 #define MR_CUDA_API_SYMBOL  "millrace_cuda_api" /* const mr_cuda_api *(void) */
 
 /* Keys of one work item of split attention. Fixed, so that a row's sums do not depend on others. */
@@ -92,6 +92,16 @@ typedef struct mr_cuda_row {
 } mr_cuda_row;
 
 /* ---- launches ---- */
+
+/* A weight that is made of nothing, as kernels/random_weight.h says. */
+typedef struct mr_cuda_random {
+    mr_cuda_ptr table; /* [MR_RANDOM_PATTERNS] elements of `bytes`: what 16 bits stand for */
+    mr_cuda_ptr out;   /* [count] elements, at a multiple of 8 bytes */
+    uint64_t count;
+    uint64_t seed;
+    uint32_t stream;
+    uint32_t bytes; /* 1, 2 or 4 */
+} mr_cuda_random;
 
 /* Rows rounded to F8_E4M3: an element is its code times the scale of its row. */
 typedef struct mr_cuda_coded_rows {
@@ -211,9 +221,9 @@ typedef struct mr_cuda_kv {
 static inline bool mr_cuda_is_for_matrices(mr_dtype compute, mr_dtype kv, uint32_t block_size,
                                            uint32_t width)
 {
-    const bool codes = kv == MR_DTYPE_F8_E4M3 || kv == MR_DTYPE_I8;
-    return compute != MR_DTYPE_F32 && (kv == compute || codes) && (width == 64 || width == 128) &&
-           block_size >= 8 && (block_size & (block_size - 1)) == 0;
+    /* Rows of a piece with scales lie at multiples of 16 bytes only with such blocks. */
+    const bool codes = kv == MR_DTYPE_F8_E4M3 || (kv == MR_DTYPE_I8 && block_size % 4 == 0);
+    return compute != MR_DTYPE_F32 && (kv == compute || codes) && (width == 64 || width == 128);
 }
 
 typedef struct mr_cuda_rope_kv {
@@ -438,6 +448,7 @@ typedef struct mr_cuda_api {
     int (*graph_launch)(mr_cuda_context *context, mr_cuda_graph *graph);
     void (*graph_destroy)(mr_cuda_context *context, mr_cuda_graph *graph);
 
+    int (*random)(mr_cuda_context *context, const mr_cuda_random *p);
     int (*prepare)(mr_cuda_context *context, const mr_cuda_prepare *p);
     int (*embed)(mr_cuda_context *context, const mr_cuda_embed *p);
     int (*norm)(mr_cuda_context *context, const mr_cuda_norm *p);

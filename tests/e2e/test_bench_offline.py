@@ -24,6 +24,23 @@ def test_rates_and_memory(millrace_bin, model_path):
     assert "ceilings" not in report and "profile" not in report["prefill"][0]
 
 
+def test_whole_requests(millrace_bin, model_path):
+    report = bench(millrace_bin, model_path, "--requests", "5", "--prompt", "20", "--generate", "6", "--set",
+                   "max_batch_size=2")
+    found = report["requests"]
+    assert found["requests"] == 5 and found["seconds"] > 0
+    # every request generates all its tokens, whatever it draws
+    assert abs(found["output_tokens_per_s"] * found["seconds"] - 5 * 6) < 1e-3
+    assert abs(found["total_tokens_per_s"] * found["seconds"] - 5 * 26) < 1e-3
+    assert report["prefill"] == [] and report["decode"] == []
+
+
+def test_requests_and_steps_are_not_measured_at_once(millrace_bin, model_path):
+    done = subprocess.run([millrace_bin, "bench", "offline", "--model", model_path, "--requests", "2", "--decode", "1"],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode == 2 and "--requests" in done.stderr and "--decode" in done.stderr
+
+
 def test_profile_counts_what_a_step_must_read_and_multiply(millrace_bin, model_path):
     report = bench(millrace_bin, model_path, "--prefill", "32", "--decode", "2", "--prompt", "8", "--generate", "4",
                    "--profile")

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Split attention (split.cu) on the matrix units, every warp for itself. Heads of 64 or 128
- * elements; keys and values of the compute type or of one byte; any block size. sm_80 and later.
+ * elements; keys and values of the compute type or of one byte; blocks of a power of two from 8 on. sm_80 and
+ * later.
  *
  *   piece   (item, key/value head, 8 of the query heads that share it): at most 256 keys
  *   warp    takes every n-th piece and never waits for another: it has a ring of stages of its own,

@@ -27,10 +27,12 @@ struct mr_split_args {
     bool meets;        /* of lone.cu: splits of a token meet within the launch */
 };
 
-/* Whether the kernel on matrix units takes it. */
-static inline bool mr_cuda_attention_packs(const mr_cuda_attention *p)
+/* Whether the kernel on matrix units (lone.cu) takes it. */
+static inline bool mr_cuda_attention_is_lone(const mr_cuda_attention *p)
 {
-    return mr_cuda_is_for_matrices(p->type, p->kv.type, p->kv.block_size, p->kv.width);
+    const uint32_t size = p->kv.block_size;
+    return mr_cuda_is_for_matrices(p->type, p->kv.type, size, p->kv.width) && size >= 8 &&
+           (size & (size - 1)) == 0;
 }
 
 int mr_cuda_attention_lone_run(mr_cuda_context *context, const mr_split_args *split);

@@ -30,6 +30,7 @@ struct mr_cuda_context {
 };
 
 /* Implementations of the table, by family. */
+int mr_cuda_random_run(mr_cuda_context *context, const mr_cuda_random *p);
 int mr_cuda_pointwise_prepare(mr_cuda_context *context, const mr_cuda_prepare *p);
 int mr_cuda_pointwise_embed(mr_cuda_context *context, const mr_cuda_embed *p);
 int mr_cuda_pointwise_norm(mr_cuda_context *context, const mr_cuda_norm *p);

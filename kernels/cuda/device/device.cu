@@ -299,6 +299,7 @@ static mr_cuda_api make_api()
     api.capture_end = capture_end;
     api.graph_launch = graph_launch;
     api.graph_destroy = graph_destroy;
+    api.random = mr_cuda_random_run;
     api.prepare = mr_cuda_pointwise_prepare;
     api.embed = mr_cuda_pointwise_embed;
     api.norm = mr_cuda_pointwise_norm;

@@ -18,7 +18,7 @@
 #include <cstring>
 #include <new>
 
-#define SLOTS           1024u
+#define SLOTS           4096u
 #define TUNED           6 /* algorithms that are timed */
 #define CANDIDATES      16
 #define WORKSPACE_BYTES (static_cast<size_t>(32) << 20)

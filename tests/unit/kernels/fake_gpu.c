@@ -1,6 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "fake_gpu.h"
 
+#include "base/philox.h"
+
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -274,6 +276,25 @@ static int decode(mr_cuda_context *context, const mr_cuda_decode *p)
     return launch("decode");
 }
 
+/* As the header of kernels/random_weight.h says. */
+static int make_random(mr_cuda_context *context, const mr_cuda_random *p)
+{
+    (void)context;
+    const uint8_t *table = (const uint8_t *)(uintptr_t)p->table;
+    const uint32_t key[2] = {(uint32_t)p->seed, (uint32_t)(p->seed >> 32)};
+    for (uint64_t i = 0; i < p->count; i++) {
+        const uint64_t draw = i / 8;
+        const uint32_t counter[4] = {(uint32_t)draw, (uint32_t)(draw >> 32), MR_DRAW_WEIGHT,
+                                     p->stream};
+        uint32_t words[4];
+        mr_philox4x32(counter, key, words);
+        const uint32_t bits = words[i % 8 / 2] >> (i % 2 * 16) & 0xffffu;
+        memcpy((uint8_t *)(uintptr_t)p->out + i * p->bytes, table + (size_t)bits * p->bytes,
+               p->bytes);
+    }
+    return launch("random");
+}
+
 #define LAUNCH(name)                                                                               \
     static int name(mr_cuda_context *context, const mr_cuda_##name *p)                             \
     {                                                                                              \
@@ -354,6 +375,7 @@ const mr_cuda_api *fake_api(void)
         .capture_end = capture_end,
         .graph_launch = graph_launch,
         .graph_destroy = graph_destroy,
+        .random = make_random,
         .prepare = prepare,
         .embed = embed,
         .norm = norm,

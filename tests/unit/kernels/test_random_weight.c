@@ -11,7 +11,7 @@
 #include <cmocka.h>
 
 #include "kernels/cpu/cpu_backend.h"
-#include "tiny_plan.h"
+#include "tiny_codes.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -143,6 +143,47 @@ static void test_streams_and_seeds_differ(void **state)
     }
 }
 
+/* By rounding that is not the table's. */
+static void test_codes_are_the_nearest(void **state)
+{
+    (void)state;
+    const mr_weight_codes codes = {.codes = {.form = MR_CODES_E4M3, .bits = 8}, .group = 64};
+    mr_random_table *table = NULL;
+    assert_int_equal(mr_random_codes_table_create(&codes, &table), MR_OK);
+    const uint8_t *found = mr_random_table_elements(table);
+    for (uint32_t b = 0; b < MR_RANDOM_PATTERNS / 2; b++) {
+        const double z = mr_normal_quantile((b + 0.5) / 65536 + 0.5) * 448 / 5;
+        assert_int_equal(found[b], tiny_e4m3((float)z));
+        assert_int_equal(found[MR_RANDOM_PATTERNS / 2 + b], found[b] | 0x80);
+    }
+    mr_random_table_destroy(table);
+}
+
+/* Between gains and matrices tables stay; of a third kind the older one goes. */
+static void test_tables_are_made_once(void **state)
+{
+    (void)state;
+    const mr_plan_weight matrix = weight_of(MR_DTYPE_BF16, 1, 1, 0.0f);
+    const mr_plan_weight other = weight_of(MR_DTYPE_BF16, 9, 2, 0.0f);
+    const mr_plan_weight gain = weight_of(MR_DTYPE_BF16, 1, 3, 1.0f);
+    const mr_plan_weight wide = weight_of(MR_DTYPE_F32, 1, 4, 0.0f);
+    mr_random_tables tables = {0};
+    const mr_random_table *found[5];
+    const mr_plan_weight *const asked[5] = {&matrix, &gain, &other, &wide, &gain};
+    for (size_t i = 0; i < 5; i++) {
+        assert_int_equal(mr_random_tables_find(&tables, asked[i], &found[i]), MR_OK);
+    }
+    assert_ptr_equal(found[2], found[0]);
+    assert_ptr_not_equal(found[1], found[0]);
+    assert_ptr_equal(found[4], found[1]);
+    float first = 0.0f;
+    mr_random_weight_fill(found[3], &wide, 0, 1, &first);
+    float alone = 0.0f;
+    fill(&wide, 0, 1, &alone);
+    assert_true(first == alone);
+    mr_random_tables_deinit(&tables);
+}
+
 /* The logits of a plan whose matrices are made of nothing. */
 static void run_made(tiny_plan *tiny, mr_compute compute, uint32_t threads, float *logits,
                      size_t count)
@@ -211,6 +252,8 @@ int main(void)
         cmocka_unit_test(test_parts_are_the_whole),
         cmocka_unit_test(test_moments_and_types),
         cmocka_unit_test(test_streams_and_seeds_differ),
+        cmocka_unit_test(test_codes_are_the_nearest),
+        cmocka_unit_test(test_tables_are_made_once),
         cmocka_unit_test(test_backends_make_what_the_header_says),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
