@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Split attention (split.cu) on the matrix units, every warp for itself. Heads of 64 or 128
- * elements; keys and values of the compute type or of one byte; blocks of a power of two from 8 on. sm_80 and
- * later.
+ * elements; keys and values of the compute type or of one byte; blocks of a power of two, from 8
+ * on. sm_80 and later.
  *
  *   piece   (item, key/value head, 8 of the query heads that share it): at most 256 keys
  *   warp    takes every n-th piece and never waits for another: it has a ring of stages of its own,
@@ -12,8 +12,10 @@
  *   sums    scores as [keys][8 heads], results as [D][8 heads]: the heads are the 8 columns of a
  *           product, so that little of it is wasted on heads that are not there
  *
- * Softmax is online over the stages of a piece; the splits of a token are added up, in order, by
- * the warp whose piece comes last. A row depends on its own keys only. Float32 scores and sums;
+ * Softmax is online over the stages of a piece; the splits of a token are added up, in order, by a
+ * kernel that follows: to count them within the launch a warp would have to wait for all the copies
+ * it has asked for, which cost a fifth of the time. Where there is less than a piece a block, its
+ * warps share one, unless rows must not depend on how much there is. Float32 scores and sums;
  * probabilities are rounded to the type before they meet the values.
  */
 #include "kernels/cuda/attention/lone.cuh"
@@ -22,9 +24,10 @@
 #define BLOCKS 2 /* of a processor */
 #define STAGES 3 /* of a warp */
 
-#define JOIN_ITEMS  4u /* of a block at a time, of the kernel that joins splits */
-#define JOIN_WARPS  4u
-#define MEET_TOKENS 8u /* up to which splits meet within the launch: waiting costs less than another */
+#define JOIN_ITEMS 4u /* of a block at a time, of the kernel that joins splits */
+#define JOIN_WARPS 4u
+#define MEET_TOKENS                                                                                \
+    8u /* up to which splits meet within the launch: waiting costs less than another */
 
 /* ---- splits of a token become one ---- */
 
@@ -116,8 +119,8 @@ __global__ static void __launch_bounds__(JOIN_WARPS * 32)
     }
 }
 
-/* Where splits meet within the launch: the warp or block that this thread speaks for has written its
- * part. Whether all of the token's are there now. */
+/* Where splits meet within the launch: the warp or block that this thread speaks for has written
+ * its part. Whether all of the token's are there now. */
 __device__ static inline bool mr_count_part(const mr_split_args &a, const mr_lone_piece &piece)
 {
     uint32_t *counter = a.counters + static_cast<size_t>(piece.token) * a.p.heads + piece.head;
@@ -144,7 +147,8 @@ __device__ static inline void mr_put_sums(const mr_split_args &a, const mr_lone_
         if (head >= piece.head + piece.heads) {
             continue;
         }
-        T *out = static_cast<T *>(a.out) + (static_cast<size_t>(piece.token) * a.p.heads + head) * D;
+        T *out =
+            static_cast<T *>(a.out) + (static_cast<size_t>(piece.token) * a.p.heads + head) * D;
         float *part = mr_partial_at(a, piece.index, head);
         const float scale = a.value_scale / sums.sum[h];
 #pragma unroll
@@ -238,8 +242,8 @@ __device__ static inline void mr_run_team(const mr_split_args &a, uint8_t *share
         const uint32_t head = piece.head + h;
         float max;
         float sum;
-        const float acc = mr_merge(reinterpret_cast<float *>(shared) + h * (D + 2), STRIDE, WARPS, D,
-                                   i % D, &max, &sum);
+        const float acc = mr_merge(reinterpret_cast<float *>(shared) + h * (D + 2), STRIDE, WARPS,
+                                   D, i % D, &max, &sum);
         if (piece.splits == 1) {
             T *out = static_cast<T *>(a.out) + static_cast<size_t>(piece.token) * a.p.heads * D;
             out[head * D + i % D] = mr_from_float<T>(acc / sum * a.value_scale);
@@ -298,13 +302,13 @@ static int launch(mr_cuda_context *context, mr_split_args &a)
     a.scales16 = KV == MR_LONE_I8 ? size * 4 / 16 : 0;
     a.piece16 = size * stage::ROW / 16 + a.scales16;
     const int bytes = WARPS * STAGES * stage::BYTES;
-    int code = cudaFuncSetAttribute(
-        mr_attention_lone_kernel<T, D, KV>, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    int code = cudaFuncSetAttribute(mr_attention_lone_kernel<T, D, KV>,
+                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
     if (code != 0) {
         return code;
     }
     code = mr_launch(context, mr_attention_lone_kernel<T, D, KV>,
-                                mr_split_blocks(context, a, BLOCKS), WARPS * 32, bytes, a);
+                     mr_split_blocks(context, a, BLOCKS), WARPS * 32, bytes, a);
     if (code != 0 || a.meets) {
         return code;
     }
@@ -327,7 +331,8 @@ int mr_cuda_attention_lone_run(mr_cuda_context *context, const mr_split_args *sp
     a.chunks = mr_ceil_div(a.share, MR_LONE_HEADS);
     a.meets = a.p.tokens <= MEET_TOKENS;
     if (a.p.type == MR_DTYPE_F16) {
-        return a.p.kv.width == 64 ? choose<__half, 64>(context, a) : choose<__half, 128>(context, a);
+        return a.p.kv.width == 64 ? choose<__half, 64>(context, a)
+                                  : choose<__half, 128>(context, a);
     }
     return a.p.kv.width == 64 ? choose<__nv_bfloat16, 64>(context, a)
                               : choose<__nv_bfloat16, 128>(context, a);

@@ -7,7 +7,7 @@
 #include "kernels/cuda/attention/split.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
-#define MR_LONE_HEADS 8u/* of a piece: columns of a product */
+#define MR_LONE_HEADS 8u /* of a piece: columns of a product */
 #define MR_LONE_TILE  4096u
 #define MR_LONE_LOG2E 1.4426950408889634f
 
@@ -117,7 +117,7 @@ struct mr_lone_cursor {
         return false;
     }
 
-private:
+  private:
     __device__ void move(const mr_split_args &a, uint32_t by)
     {
         const uint32_t per_item = a.p.kv.heads * a.chunks;
@@ -216,7 +216,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
         }
     }
 
-public:
+  public:
     __device__ mr_lone_loader(const mr_split_args &a, bool team) : cursor(a, team)
     {
         look(a);
@@ -393,8 +393,7 @@ __device__ static inline uint32_t mr_lone_row(int m, int i)
 /* Sums of products become scores, in powers of two; −∞ where a key does not count. */
 template <int D, mr_lone_kv KV, int M>
 __device__ static inline void mr_scale_scores(const mr_split_args &a, const mr_lone_piece &piece,
-                                              uint32_t key, const uint8_t *memory,
-                                              float (&s)[M][4])
+                                              uint32_t key, const uint8_t *memory, float (&s)[M][4])
 {
     using stage = mr_lone_stage<D, KV>;
     if (KV == MR_LONE_I8) {
@@ -513,9 +512,8 @@ template <int D, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_values
 {
     using stage = mr_lone_stage<D, KV>;
     const uint32_t lane = threadIdx.x % 32;
-    return stage::VALUES + (KV == MR_LONE_SAME
-                                ? stage::at(lane / 16 * 8 + lane % 8, lane / 8 % 2)
-                                : stage::at(lane % 16, lane / 16));
+    return stage::VALUES + (KV == MR_LONE_SAME ? stage::at(lane / 16 * 8 + lane % 8, lane / 8 % 2)
+                                               : stage::at(lane % 16, lane / 16));
 }
 
 template <typename T, int D, mr_lone_kv KV>

@@ -1,5 +1,5 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Rotation, KV write and attention of the decode kernel: attention/packed.cu's, for whose items a
+/* Rotation, KV write and attention of the decode kernel: that of packed.cuh, for whose items a
  * block also makes the queries and, with a token's last split, the new key and value. Keys and
  * values of earlier steps are on their way before the products of this layer are waited for. */
 #ifndef MILLRACE_KERNELS_CUDA_DECODE_ATTEND_CUH

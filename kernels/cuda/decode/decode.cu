@@ -10,8 +10,9 @@
  * before. Meanwhile the ring fills: as long as a wait is shorter than the ring is deep, memory
  * never rests.
  *
- * Products keep the order of sums of linear/few.cu, attention is that of attention/packed.cu, and
- * norms are divided (api.h). So results are close to those of the separate kernels, not equal.
+ * Products keep the order of sums of linear/few.cu, attention has a split's keys divided among
+ * the warps, and norms are divided (api.h). So results are close to those of the separate kernels,
+ * not equal.
  *
  * What one block writes and another reads within the launch is read past the first cache. sm_90.
  */
@@ -65,7 +66,7 @@ __device__ static inline void mr_run_normed(const mr_decode_args &a, mr_decode_s
     }
     mr_ask_ahead<PART>(a, st, s);
     mr_await(a, st, before, mr_workers(a, before, 0), st.layer + 1);
-    mr_stage_normed<T>(a, st);
+    mr_stage_normed<T, NT>(a, st);
     const mr_rows rows = {nullptr, nullptr, a.p.width};
     mr_multiply_part<T, NT, PART, CODED, true>(a, st, s, rows);
     mr_arrive(a, PART);

@@ -17,12 +17,21 @@ __device__ static inline void mr_copy_rows(const mr_decode_args &a, mr_decode_st
 {
     st.pitch = mr_pitch_of(k);
     const uint32_t vectors = k / 8;
-    for (uint32_t i = threadIdx.x; i < vectors * a.p.rows; i += MR_DECODE_TAKERS) {
-        const uint32_t row = i / vectors;
-        const uint32_t at = i % vectors;
+    /* Row and place of the next vector of a thread, without a division each. */
+    const uint32_t rows_on = MR_DECODE_TAKERS / vectors;
+    const uint32_t on = MR_DECODE_TAKERS % vectors;
+    uint32_t row = threadIdx.x / vectors;
+    uint32_t at = threadIdx.x % vectors;
+    while (row < a.p.rows) {
         const size_t line = map != nullptr ? map[row] : row;
         mr_copy16(st.act_at + row * st.pitch + at * 16,
                   mr_ptr<const uint4>(from) + line * vectors + at, true);
+        row += rows_on;
+        at += on;
+        if (at >= vectors) {
+            at -= vectors;
+            row++;
+        }
     }
     mr_commit();
 }
@@ -69,24 +78,44 @@ __device__ static inline void mr_put_for_norm(const mr_decode_args &a, uint32_t 
     }
 }
 
-/* The rows of a norm into shared memory, and their scales. */
-template <typename T>
-__device__ static inline void mr_stage_normed(const mr_decode_args &a, mr_decode_state &st)
+/* The scales of a norm's rows, of which a warp has every eighth: the sums of all its rows are on
+ * their way together. */
+template <typename T, int NT>
+__device__ static inline void mr_scale_normed(const mr_decode_args &a, const mr_decode_state &st)
 {
-    mr_copy_rows(a, st, a.p.normed, nullptr, a.p.width);
+    const uint32_t first = threadIdx.x / 32;
     const uint32_t parts = a.p.width / MR_DECODE_TILE;
-    for (uint32_t row = threadIdx.x / 32; row < a.p.rows; row += MR_DECODE_WARPS) {
-        const float *squares = mr_ptr<const float>(a.p.squares) + static_cast<size_t>(row) * parts;
-        float sum = 0.0f;
-        for (uint32_t i = threadIdx.x % 32; i < parts; i += 32) {
-            sum += __ldcg(squares + i);
-        }
-        sum = mr_warp_sum(sum);
-        if (threadIdx.x % 32 == 0) {
-            st.scales[row] =
-                1.0f / sqrtf(sum / static_cast<float>(a.p.width) + a.p.epsilon) / mr_norm_room<T>();
+    const float *squares = mr_ptr<const float>(a.p.squares) + static_cast<size_t>(first) * parts;
+    float sum[NT] = {};
+    for (uint32_t i = threadIdx.x % 32; i < parts; i += 32) {
+#pragma unroll
+        for (int n = 0; n < NT; n++) {
+            sum[n] += first + n * MR_DECODE_WARPS < a.p.rows
+                          ? __ldcg(squares + n * MR_DECODE_WARPS * parts + i)
+                          : 0.0f;
         }
     }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        sum[n] = mr_warp_sum(sum[n]);
+    }
+#pragma unroll
+    for (int n = 0; n < NT; n++) {
+        const uint32_t row = first + n * MR_DECODE_WARPS;
+        if (threadIdx.x % 32 == 0 && row < a.p.rows) {
+            st.scales[row] = 1.0f / sqrtf(sum[n] / static_cast<float>(a.p.width) + a.p.epsilon) /
+                             mr_norm_room<T>();
+        }
+    }
+}
+
+/* The rows of a norm into shared memory, and their scales. */
+template <typename T, int NT>
+__device__ static inline void mr_stage_normed(const mr_decode_args &a, mr_decode_state &st)
+{
+    static_assert(MR_DECODE_WARPS == 8, "a warp has NT rows of NT times 8");
+    mr_copy_rows(a, st, a.p.normed, nullptr, a.p.width);
+    mr_scale_normed<T, NT>(a, st);
     mr_wait_copies<0>();
     mr_meet_block();
 }

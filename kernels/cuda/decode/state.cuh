@@ -4,7 +4,7 @@
 #ifndef MILLRACE_KERNELS_CUDA_DECODE_STATE_CUH
 #define MILLRACE_KERNELS_CUDA_DECODE_STATE_CUH
 
-#include "kernels/cuda/attention/packed.cuh"
+#include "kernels/cuda/decode/packed.cuh"
 #include "kernels/cuda/decode/ring.cuh"
 
 #define MR_DECODE_WARPS  MR_PACKED_WARPS

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Split attention on the matrix units, as one warp does it: the query heads that share a key/value
- * head are the 16 rows of a product. What packed.cu and decode/ share. */
-#ifndef MILLRACE_KERNELS_CUDA_ATTENTION_PACKED_CUH
-#define MILLRACE_KERNELS_CUDA_ATTENTION_PACKED_CUH
+ * head are the 16 rows of a product. */
+#ifndef MILLRACE_KERNELS_CUDA_DECODE_PACKED_CUH
+#define MILLRACE_KERNELS_CUDA_DECODE_PACKED_CUH
 
 #include "kernels/cuda/attention/split.cuh"
 #include "kernels/cuda/device/mma.cuh"
