@@ -26,12 +26,12 @@ typedef struct gpu_bench {
     uint64_t state; /* of tiny_random() */
 } gpu_bench;
 
-void gpu_bench_open(gpu_bench *bench, mr_dtype compute, uint64_t bytes);
-void gpu_bench_close(gpu_bench *bench);
+void gpu_bench_open(gpu_bench *b, mr_dtype compute, uint64_t bytes);
+void gpu_bench_close(gpu_bench *b);
 /* Filled with NaN, of every type. */
-mr_cuda_ptr gpu_room(gpu_bench *bench, uint64_t bytes);
-mr_cuda_ptr gpu_put(gpu_bench *bench, const void *from, uint64_t bytes);
-void gpu_get(gpu_bench *bench, void *to, mr_cuda_ptr from, uint64_t bytes);
+mr_cuda_ptr gpu_room(gpu_bench *b, uint64_t bytes);
+mr_cuda_ptr gpu_put(gpu_bench *b, const void *from, uint64_t bytes);
+void gpu_get(gpu_bench *b, void *to, mr_cuda_ptr from, uint64_t bytes);
 
 /* Host memory, zero; the caller frees it. */
 void *gpu_array(size_t count, size_t size);
