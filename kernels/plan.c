@@ -211,3 +211,47 @@ const char *mr_op_name(mr_op_kind kind)
     };
     return (unsigned)kind <= MR_OP_SAMPLE ? names[kind] : "unknown";
 }
+
+/* MR_NO_BUFFER: none. */
+typedef struct op_buffers {
+    mr_buffer_id read[2];
+    mr_buffer_id written[2];
+} op_buffers;
+
+static op_buffers buffers_of(const mr_op *op)
+{
+    const mr_buffer_id none = MR_NO_BUFFER;
+    switch (op->kind) {
+    case MR_OP_EMBED:
+        return (op_buffers){{none, none}, {op->embed.out, none}};
+    case MR_OP_NORM:
+        return (op_buffers){{op->norm.in, op->norm.stream}, {op->norm.out, op->norm.stream}};
+    case MR_OP_LINEAR:
+        return (op_buffers){{op->linear.in, none}, {op->linear.out, none}};
+    case MR_OP_ROPE_KV:
+        return (op_buffers){{op->rope_kv.qkv, none}, {op->rope_kv.qkv, none}};
+    case MR_OP_ATTENTION:
+        return (op_buffers){{op->attention.qkv, none}, {op->attention.out, none}};
+    case MR_OP_GATED:
+        return (op_buffers){{op->gated.in, none}, {op->gated.out, none}};
+    case MR_OP_ACTIVATE:
+        return (op_buffers){{op->activate.in, none}, {op->activate.out, none}};
+    case MR_OP_ALL_REDUCE:
+    case MR_OP_GATHER:
+    case MR_OP_SAMPLE:
+        return (op_buffers){{op->unary.in, none}, {op->unary.out, none}};
+    }
+    return (op_buffers){{none, none}, {none, none}};
+}
+
+bool mr_op_reads(const mr_op *op, mr_buffer_id id)
+{
+    const op_buffers b = buffers_of(op);
+    return id != MR_NO_BUFFER && (b.read[0] == id || b.read[1] == id);
+}
+
+bool mr_op_writes(const mr_op *op, mr_buffer_id id)
+{
+    const op_buffers b = buffers_of(op);
+    return id != MR_NO_BUFFER && (b.written[0] == id || b.written[1] == id);
+}

@@ -278,4 +278,9 @@ MR_MUST_USE mr_status mr_plan_check(const mr_plan *plan, mr_error *err);
 
 const char *mr_op_name(mr_op_kind kind);
 
+/* Whether the operator reads the buffer; whether it changes it. What works in place does both: the
+ * stream of a norm, the rows of rope_kv, a sum over ranks. */
+bool mr_op_reads(const mr_op *op, mr_buffer_id id);
+bool mr_op_writes(const mr_op *op, mr_buffer_id id);
+
 #endif

@@ -44,40 +44,13 @@ static mr_buffer_id quantizable_output(const mr_cpu_exec *exec, const mr_op *op)
     }
 }
 
-/* Whether `op` changes buffer `id`. */
-static bool writes(const mr_op *op, mr_buffer_id id)
-{
-    switch (op->kind) {
-    case MR_OP_EMBED:
-        return op->embed.out == id;
-    case MR_OP_NORM:
-        return op->norm.out == id || op->norm.stream == id;
-    case MR_OP_LINEAR:
-        return op->linear.out == id;
-    case MR_OP_ROPE_KV:
-        return op->rope_kv.qkv == id;
-    case MR_OP_ATTENTION:
-        return op->attention.out == id;
-    case MR_OP_GATED:
-        return op->gated.out == id;
-    case MR_OP_ACTIVATE:
-        return op->activate.out == id;
-    case MR_OP_ALL_REDUCE:
-    case MR_OP_GATHER:
-        return op->unary.out == id;
-    case MR_OP_SAMPLE:
-        break;
-    }
-    return false;
-}
-
 /* Marks who quantises the input of linear `index`: its last writer, or the linear itself. */
 static void assign_quantizer(const mr_cpu_exec *exec, mr_fast_state *state, uint32_t index)
 {
     const mr_op *ops = exec->plan->ops;
     const mr_buffer_id id = ops[index].linear.in;
     for (uint32_t i = index; i-- > 0;) {
-        if (writes(&ops[i], id) && ops[i].kind != MR_OP_ALL_REDUCE) {
+        if (mr_op_writes(&ops[i], id) && ops[i].kind != MR_OP_ALL_REDUCE) {
             const bool able = quantizable_output(exec, &ops[i]) == id;
             state->quantize[able ? i : index] = true;
             return;

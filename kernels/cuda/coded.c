@@ -52,63 +52,14 @@ void mr_cuda_coded_weights(const mr_plan *plan, bool *coded)
 
 /* ---- rows ---- */
 
-/* Whether the operator reads the buffer. */
-static bool reads(const mr_op *op, mr_buffer_id id)
-{
-    switch (op->kind) {
-    case MR_OP_NORM:
-        return op->norm.in == id || op->norm.stream == id;
-    case MR_OP_LINEAR:
-        return op->linear.in == id;
-    case MR_OP_ROPE_KV:
-        return op->rope_kv.qkv == id;
-    case MR_OP_ATTENTION:
-        return op->attention.qkv == id;
-    case MR_OP_GATED:
-        return op->gated.in == id;
-    case MR_OP_ACTIVATE:
-        return op->activate.in == id;
-    case MR_OP_ALL_REDUCE:
-    case MR_OP_GATHER:
-    case MR_OP_SAMPLE:
-        return op->unary.in == id;
-    case MR_OP_EMBED:
-    default:
-        return false;
-    }
-}
-
-/* Whether the operator replaces what is in the buffer. */
-static bool writes(const mr_op *op, mr_buffer_id id)
-{
-    switch (op->kind) {
-    case MR_OP_NORM:
-        return op->norm.out == id;
-    case MR_OP_LINEAR:
-        return op->linear.out == id;
-    case MR_OP_GATED:
-        return op->gated.out == id;
-    case MR_OP_EMBED:
-        return op->embed.out == id;
-    case MR_OP_ATTENTION:
-        return op->attention.out == id;
-    case MR_OP_ACTIVATE:
-        return op->activate.out == id;
-    case MR_OP_GATHER:
-        return op->unary.out == id;
-    default:
-        return false;
-    }
-}
-
 /* Whether a later operator reads the buffer, as long as it is not written again. */
 static bool read_later(const mr_plan *plan, uint32_t index, mr_buffer_id id)
 {
     for (uint32_t i = index; i < plan->n_ops; i++) {
-        if (reads(&plan->ops[i], id)) {
+        if (mr_op_reads(&plan->ops[i], id)) {
             return true;
         }
-        if (writes(&plan->ops[i], id)) {
+        if (mr_op_writes(&plan->ops[i], id)) {
             return false;
         }
     }

@@ -8,9 +8,11 @@
  *   weights.c  their conversion and upload
  *   coded.c    which matrices stay F8_E4M3, and who rounds rows for them
  *   layout.c   sizes of everything an executor has; where a step's arrays lie in the staging area
+ *   memory.c   that an executor has, on the GPU and pinned
  *   exec.c     makes an executor
  *   fuse.c     layers that one launch runs
  *   launch.c   the plan's operators as calls of the table
+ *   stage.c    a step's arrays, as they lie in the staging area
  *   step.c     submit, wait, graphs
  *   transfer.c KV blocks to and from host memory
  */
@@ -202,6 +204,7 @@ typedef struct mr_cuda_sizes {
     mr_cuda_stage stage;   /* of that */
     uint32_t max_blocks;   /* of a sequence */
     uint32_t max_splits;   /* of a token's attention */
+    uint32_t heads;        /* H, the most of an attention operator */
     uint32_t launch_items; /* of one launch of split attention */
     uint32_t workers;      /* of sampling */
     uint32_t coded_width;  /* of rows that are rounded for products; 0: none are */
@@ -330,6 +333,16 @@ MR_MUST_USE mr_status mr_cuda_kv_room(const mr_cuda_backend *backend, const mr_p
                                       const mr_exec_options *options, uint64_t *bytes,
                                       mr_error *err);
 
+/* memory.c. RESOURCE_EXHAUSTED, with what would help, unless the slab has room for all parts. */
+MR_MUST_USE mr_status mr_cuda_memory_check(const mr_cuda_backend *backend,
+                                           const mr_cuda_sizes *sizes, mr_error *err);
+/* Of all parts; UINT64_MAX where that is no number. */
+uint64_t mr_cuda_memory_sum(const mr_cuda_sizes *sizes);
+/* Takes what was checked off the slab, fills it and makes the pinned areas. After an error destroy
+ * gives back what is there. */
+MR_MUST_USE mr_status mr_cuda_memory_make(mr_cuda_exec *exec, mr_error *err);
+void mr_cuda_memory_log(const mr_cuda_exec *exec);
+
 /* How a step is run: its counts as launched (those of the bucket, for a graph), and the layout of
  * its arrays. */
 typedef struct mr_cuda_step {
@@ -339,6 +352,13 @@ typedef struct mr_cuda_step {
     uint32_t n_items; /* real */
     bool graph;       /* counts on the device decide, not these */
 } mr_cuda_step;
+
+/* stage.c. Counts what there is of a batch, which was checked, and decides whether the step runs in
+ * a bucket. INVALID_ARGUMENT for more than the staging area has room for. */
+MR_MUST_USE mr_status mr_cuda_stage_count(const mr_cuda_exec *exec, const mr_batch *batch,
+                                          mr_cuda_step *out, mr_error *err);
+/* Writes its arrays into exec->host_stage. */
+void mr_cuda_stage_put(const mr_cuda_exec *exec, const mr_cuda_step *step);
 
 /* fuse.c. Looks for layers that one launch can run, when all else of the executor is there. */
 MR_MUST_USE mr_status mr_cuda_layers_find(mr_cuda_exec *exec, mr_error *err);

@@ -159,6 +159,7 @@ static mr_status size_counts(const mr_cuda_backend *backend, const mr_plan *plan
     const uint64_t groups = plan->kv.groups > 0 ? plan->kv.groups : 1;
     s->max_blocks = (o->max_context - 1) / o->block_size + 1;
     s->max_splits = (o->max_context - 1) / MR_CUDA_SPLIT_KEYS + 1;
+    s->heads = most_heads(plan);
     uint64_t split_tokens = o->max_tokens;
     if (mr_cuda_takes_tiles(backend, plan, o)) {
         split_tokens = mr_min_u64(split_tokens, (uint64_t)o->max_seqs * MR_CUDA_SPLIT_TOKENS);
@@ -204,7 +205,7 @@ static bool size_parts(const mr_plan *plan, const mr_dtype *types, const mr_exec
 {
     uint64_t *parts = s->parts;
     const mr_plan_kv *kv = &plan->kv;
-    const uint64_t partial = (uint64_t)most_heads(plan) * (kv->head_width + 2) * sizeof(float);
+    const uint64_t partial = (uint64_t)s->heads * (kv->head_width + 2) * sizeof(float);
     const uint64_t fit = PARTIAL_BYTES / partial;
     s->launch_items =
         (uint32_t)mr_min_u64(fit > s->max_splits ? fit : s->max_splits, s->most.items);
@@ -230,7 +231,7 @@ static bool size_parts(const mr_plan *plan, const mr_dtype *types, const mr_exec
             add(&parts[MR_CUDA_PART_TABLES], plan->ropes[i].dims / 2, 4);
     }
     return fits && add(&parts[MR_CUDA_PART_SCRATCH], s->launch_items, partial) &&
-           add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)o->max_tokens * most_heads(plan), 4) &&
+           add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)o->max_tokens * s->heads, 4) &&
            add(&parts[MR_CUDA_PART_SCRATCH], kv->layers, sizeof(mr_cuda_decode_layer)) &&
            add(&parts[MR_CUDA_PART_SCRATCH], MR_CUDA_DECODE_SYNC, sizeof(uint32_t)) &&
            add(&parts[MR_CUDA_PART_SCRATCH], (uint64_t)s->workers * plan->vocab_size, 4) &&

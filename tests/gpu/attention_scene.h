@@ -40,6 +40,8 @@ typedef struct scene {
     float *keys;      /* [tokens][G][D], as stored */
     float *values;
     uint8_t *planes[2];
+    double *want; /* [rows][H][D], or NULL: not computed yet */
+    double *size; /* what the magnitudes of its terms sum to */
     mr_cuda_item *items;
     uint32_t n_items;
     uint64_t out_bytes;
@@ -48,19 +50,19 @@ typedef struct scene {
 } scene;
 
 /* A row; a slot's cache reaches to the last position of its rows. */
-void scene_add_row(scene_rows *rows, uint32_t slot, uint32_t position);
-/* `rows` outlives the scene. What the bench had given out before is given out anew. */
-void scene_make(gpu_bench *bench, const scene_shape *shape, const scene_rows *rows, scene *out);
-void scene_free(scene *scene);
+void scene_add_row(scene_rows *r, uint32_t slot, uint32_t position);
+/* `r` outlives the scene. What the bench had given out before is given out anew. */
+void scene_make(gpu_bench *b, const scene_shape *s, const scene_rows *r, scene *c);
+void scene_free(scene *c);
 /* Bytes of one head in one block (kernels/kv_layout.h). */
-size_t scene_piece_bytes(const scene_shape *shape);
-uint32_t scene_heads(const scene *scene);
+size_t scene_piece_bytes(const scene_shape *s);
+uint32_t scene_heads(const scene *c);
 /* One launch, as graphs have it (`most` 0), or launches of whole tokens of about `most` items,
  * whose output goes into `out`, [tokens][H · D]. Fails unless the counters are zero afterwards, and
  * where something was written behind an array. */
-void scene_run(gpu_bench *bench, scene *scene, uint32_t most, uint8_t *out, const char *what);
+void scene_run(gpu_bench *b, scene *c, uint32_t most, uint8_t *out, const char *what);
 /* Fails where an element is further from the sums in double than rounding explains. */
-void scene_compare(const scene *scene, const uint8_t *out, const char *what);
+void scene_compare(scene *c, const uint8_t *out, const char *what);
 /* Element `index` of an array of F32, F16 or BF16. */
 double scene_number(mr_dtype type, const uint8_t *from, size_t index);
 

@@ -3,6 +3,7 @@
 
 #include "kernels/cpu/cpu_backend.h"
 #include "kernels/cuda/internal.h"
+#include "tiny_plan.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -49,6 +50,19 @@ mr_backend *gpu_reference(void)
     const mr_cpu_options options = {.compute = MR_COMPUTE_F32, .threads = 2};
     assert_int_equal(mr_cpu_backend_create(&options, &backend, NULL), MR_OK);
     return backend;
+}
+
+mr_exec_options gpu_wide_options(mr_dtype kv)
+{
+    mr_exec_options options = tiny_options();
+    options.max_tokens = 1024;
+    options.max_seqs = 40;
+    options.max_rows = 1024;
+    options.max_context = 320;
+    options.block_size = 16;
+    options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+    options.kv_dtype = kv;
+    return options;
 }
 
 void gpu_bench_open(gpu_bench *b, mr_dtype compute, uint64_t bytes)

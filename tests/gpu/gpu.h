@@ -12,6 +12,8 @@ mr_backend *gpu_backend(mr_dtype compute);
 mr_backend *gpu_invariant_backend(mr_dtype compute);
 /* The scalar reference. */
 mr_backend *gpu_reference(void);
+/* tiny_options() with room for prompts and for 40 sequences, all of 320 tokens. */
+mr_exec_options gpu_wide_options(mr_dtype kv);
 
 /* Calls of the table by themselves: device memory of their own, given out from the bottom. */
 typedef struct gpu_bench {
@@ -24,12 +26,12 @@ typedef struct gpu_bench {
     uint64_t state; /* of tiny_random() */
 } gpu_bench;
 
-void gpu_bench_open(gpu_bench *bench, mr_dtype compute, uint64_t bytes);
-void gpu_bench_close(gpu_bench *bench);
+void gpu_bench_open(gpu_bench *b, mr_dtype compute, uint64_t bytes);
+void gpu_bench_close(gpu_bench *b);
 /* Filled with NaN, of every type. */
-mr_cuda_ptr gpu_room(gpu_bench *bench, uint64_t bytes);
-mr_cuda_ptr gpu_put(gpu_bench *bench, const void *from, uint64_t bytes);
-void gpu_get(gpu_bench *bench, void *to, mr_cuda_ptr from, uint64_t bytes);
+mr_cuda_ptr gpu_room(gpu_bench *b, uint64_t bytes);
+mr_cuda_ptr gpu_put(gpu_bench *b, const void *from, uint64_t bytes);
+void gpu_get(gpu_bench *b, void *to, mr_cuda_ptr from, uint64_t bytes);
 
 /* Host memory, zero; the caller frees it. */
 void *gpu_array(size_t count, size_t size);

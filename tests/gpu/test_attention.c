@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Split attention, called through the table, against sums in double over the same cache. */
 #include "attention_scene.h"
+#include "kernels/cuda/internal.h"
 #include "tiny_plan.h"
 
 #include <math.h>
@@ -21,22 +22,28 @@ static void name(const scene_shape *s, const char *of, char *out, size_t bytes)
                    s->kv_heads, s->share, s->block_size, s->window, (double)s->soft_cap);
 }
 
-/* As graphs launch it, and in launches of some tokens: the same bits. */
+/* As graphs launch it, again, and in launches of some tokens; with the same bits again, and
+ * everywhere where nothing but its keys may decide about a row. */
 static void check(gpu_bench *b, const scene_shape *s, const scene_rows *r, const char *of)
 {
     char what[160];
     name(s, of, what, sizeof(what));
     scene c;
     scene_make(b, s, r, &c);
+    const size_t bytes = c.out_bytes / c.p.tokens * r->count;
+    const uint32_t most[] = {0, c.n_items, c.n_items / 3 + 1, r->count <= 10 ? 1 : c.n_items / 8};
     uint8_t *out = gpu_array(c.out_bytes, 1);
     uint8_t *again = gpu_array(c.out_bytes, 1);
-    scene_run(b, &c, 0, out, what);
-    scene_compare(&c, out, what);
-    const uint32_t most[] = {c.n_items, c.n_items / 3 + 1, r->count <= 9 ? 1 : c.n_items / 8 + 1};
-    for (size_t i = 0; i < sizeof(most) / sizeof(most[0]); i++) {
-        scene_run(b, &c, most[i], again, what);
-        if (memcmp(out, again, c.out_bytes / c.p.tokens * r->count) != 0) {
-            fail_msg("%s: other bits in launches of %u items", what, most[i]);
+    for (int invariant = 0; invariant < 2; invariant++) {
+        c.p.invariant = invariant != 0;
+        scene_run(b, &c, 0, out, what);
+        scene_compare(&c, out, what);
+        for (size_t i = 0; i < sizeof(most) / sizeof(most[0]); i++) {
+            scene_run(b, &c, most[i], again, what);
+            scene_compare(&c, again, what);
+            if ((invariant != 0 || i == 0) && memcmp(out, again, bytes) != 0) {
+                fail_msg("%s: other bits in launches of %u items", what, most[i]);
+            }
         }
     }
     free(out);
@@ -276,6 +283,13 @@ static void check_own_nan(gpu_bench *b, const scene_shape *s, const scene_rows *
     scene_free(&c);
 }
 
+/* Older GPUs widen codes by hand, and their NaN is a number. */
+static bool has_e4m3(const gpu_bench *b)
+{
+    const mr_cuda_properties *p = &((const mr_cuda_backend *)b->base)->properties;
+    return p->major > 8 || (p->major == 8 && p->minor == 9);
+}
+
 static void test_a_nan_of_ones_own_stays(void **state)
 {
     (void)state;
@@ -290,6 +304,9 @@ static void test_a_nan_of_ones_own_stays(void **state)
                                .kv_heads = 2,
                                .share = 4,
                                .block_size = 16};
+        if (s.kv == MR_DTYPE_F8_E4M3 && !has_e4m3(&b)) {
+            continue;
+        }
         check_own_nan(&b, &s, &r, i / 12);
     }
     gpu_bench_close(&b);

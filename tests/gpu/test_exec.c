@@ -16,19 +16,6 @@
 
 enum { LENGTH = 301, VOCAB = 96 };
 
-static mr_exec_options wide_options(mr_dtype kv)
-{
-    mr_exec_options options = tiny_options();
-    options.max_tokens = 1024;
-    options.max_seqs = 40;
-    options.max_rows = 1024;
-    options.max_context = 320;
-    options.block_size = 16;
-    options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
-    options.kv_dtype = kv;
-    return options;
-}
-
 static const tiny_schedule ways[] = {
     {.prefill = LENGTH, .chunk = LENGTH}, /* one prompt */
     {.prefill = 20, .chunk = 7},          /* then decoding, past two splits */
@@ -57,7 +44,8 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
     for (size_t p = 0; p < sizeof(precisions) / sizeof(precisions[0]); p++) {
         tiny_dims typed = *dims;
         typed.dtype = precisions[p].weights;
-        mr_exec_options on_gpu = options != NULL ? *options : wide_options(precisions[p].compute);
+        mr_exec_options on_gpu =
+            options != NULL ? *options : gpu_wide_options(precisions[p].compute);
         mr_exec_options on_cpu = on_gpu;
         /* One rule for int8 everywhere: only what is computed differs. */
         on_cpu.kv_dtype = on_gpu.kv_dtype == MR_DTYPE_I8 ? MR_DTYPE_I8 : MR_DTYPE_F32;
@@ -119,7 +107,7 @@ static void test_long_prompts(void **state)
         dims.head_width = i % 2 == 0 ? 128 : 64;
         dims.window = windows[i / 2];
         dims.dtype = MR_DTYPE_BF16;
-        mr_exec_options options = wide_options(MR_DTYPE_BF16);
+        mr_exec_options options = gpu_wide_options(MR_DTYPE_BF16);
         options.max_tokens = 2048;
         options.max_rows = 2048;
         options.max_seqs = 2;
@@ -206,7 +194,7 @@ static void test_kv_types_and_blocks(void **state)
     dims.head_width = 64;
     for (size_t i = 0; i < sizeof(sizes) / sizeof(sizes[0]); i++) {
         for (size_t k = 0; k < sizeof(types) / sizeof(types[0]); k++) {
-            mr_exec_options options = wide_options(types[k]);
+            mr_exec_options options = gpu_wide_options(types[k]);
             options.block_size = sizes[i];
             options.n_blocks = 1 + options.max_seqs * (options.max_context / sizes[i]);
             char what[48];
@@ -223,7 +211,7 @@ static void test_stored_types(void **state)
     (void)state;
     for (mr_dtype dtype = MR_DTYPE_F32; dtype < MR_DTYPE_COUNT; dtype++) {
         tiny_dims dims = tiny_dims_of(dtype);
-        const mr_exec_options options = wide_options(MR_DTYPE_F32);
+        const mr_exec_options options = gpu_wide_options(MR_DTYPE_F32);
         tiny_plan tiny;
         tiny_plan_create(&dims, &tiny);
         mr_backend *backend = gpu_backend(MR_DTYPE_F32);
@@ -249,7 +237,7 @@ static void test_two_runs_are_bit_equal_D4(void **state)
     tiny_dims dims = tiny_dims_default();
     dims.head_width = 64;
     dims.dtype = MR_DTYPE_BF16;
-    const mr_exec_options options = wide_options(MR_DTYPE_BF16);
+    const mr_exec_options options = gpu_wide_options(MR_DTYPE_BF16);
     tiny_plan tiny;
     tiny_plan_create(&dims, &tiny);
     mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
@@ -311,7 +299,7 @@ static void test_few_neighbours_do_not_matter_D4(void **state)
     (void)state;
     for (size_t i = 0; i < sizeof(layers_cases) / sizeof(layers_cases[0]); i++) {
         const tiny_dims dims = layers_dims(&layers_cases[i], MR_DTYPE_BF16);
-        const mr_exec_options options = wide_options(MR_DTYPE_BF16);
+        const mr_exec_options options = gpu_wide_options(MR_DTYPE_BF16);
         tiny_plan tiny;
         tiny_plan_create(&dims, &tiny);
         mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
@@ -336,7 +324,7 @@ static void test_block_copies(void **state)
 {
     (void)state;
     tiny_dims dims = tiny_dims_default();
-    const mr_exec_options options = wide_options(MR_DTYPE_F32);
+    const mr_exec_options options = gpu_wide_options(MR_DTYPE_F32);
     tiny_plan tiny;
     tiny_plan_create(&dims, &tiny);
     mr_backend *backend = gpu_backend(MR_DTYPE_F32);
@@ -373,7 +361,7 @@ static void test_nan_is_seen(void **state)
     tiny_plan_create(&dims, &tiny);
     float *gain = tiny.data[tiny.layers[0].ffn_gain];
     gain[3] = NAN;
-    const mr_exec_options options = wide_options(MR_DTYPE_BF16);
+    const mr_exec_options options = gpu_wide_options(MR_DTYPE_BF16);
     mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
     tiny_session session;
     tiny_session_create(&tiny, backend, &options, &session);

@@ -148,24 +148,11 @@ static const tiny_schedule ways[] = {
     {.prefill = 1, .chunk = 1, .neighbours = 36},
 };
 
-static mr_exec_options wide_options(mr_dtype kv)
-{
-    mr_exec_options options = tiny_options();
-    options.max_tokens = 1024;
-    options.max_seqs = 40;
-    options.max_rows = 1024;
-    options.max_context = 320;
-    options.block_size = 16;
-    options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
-    options.kv_dtype = kv;
-    return options;
-}
-
 static void check_sequences(const tiny_dims *dims, mr_dtype compute, const char *what)
 {
     tiny_dims typed = *dims;
     typed.dtype = compute;
-    const mr_exec_options options = wide_options(compute);
+    const mr_exec_options options = gpu_wide_options(compute);
     tiny_plan tiny;
     tiny_plan_create(&typed, &tiny);
     mr_backend *backend = gpu_invariant_backend(compute);

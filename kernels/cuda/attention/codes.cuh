@@ -10,17 +10,10 @@
 #include "kernels/cuda/device/e4m3.cuh"
 
 /* Elements of one byte, as types. */
-struct mr_code_e4m3 {
-    uint8_t code;
-};
 struct mr_code_i8 {
     int8_t code;
 };
 
-__device__ static inline float mr_to_float(mr_code_e4m3 x)
-{
-    return mr_e4m3_to_float(x.code);
-}
 __device__ static inline float mr_to_float(mr_code_i8 x)
 {
     return static_cast<float>(x.code);

@@ -109,7 +109,7 @@ __device__ static inline void mr_feed(const mr_decode_args &a, mr_ring ring)
         waits = waits && mr_bar_wait(full + ring.slots * 8, ring.parity ^ 1);
         const uint32_t output = w.part == MR_PART_GATED ? w.tile * MR_DECODE_TILE + w.m * a.p.ffn
                                                         : (w.tile + w.m) * MR_DECODE_TILE;
-        mr_bar_expect(full, MR_RING_SLOT);
+        mr_barrier_expect(full, MR_RING_SLOT);
         mr_copy_slot(ring.data + ring.slot * MR_RING_SLOT, w.map, w.input, output, full, policy);
         mr_ring_next(ring);
     }

@@ -121,7 +121,7 @@ __device__ static inline void mr_take_slot(const mr_decode_args &a, mr_decode_st
     }
     __syncwarp();
     if (lane == 0) {
-        mr_bar_arrive(full + st.ring.slots * 8);
+        mr_barrier_arrive(full + st.ring.slots * 8);
     }
     mr_ring_next(st.ring);
 }

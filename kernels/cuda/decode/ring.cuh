@@ -13,6 +13,7 @@
 #ifndef MILLRACE_KERNELS_CUDA_DECODE_RING_CUH
 #define MILLRACE_KERNELS_CUDA_DECODE_RING_CUH
 
+#include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
 #define MR_RING_TILE   16 /* outputs of a slot */
@@ -31,42 +32,14 @@ __device__ static inline uint64_t mr_nanoseconds()
     return t;
 }
 
-__device__ static inline void mr_bar_init(uint32_t bar, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(bar), "r"(arrivals) : "memory");
-}
-
-__device__ static inline void mr_bar_arrive(uint32_t bar)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(bar) : "memory");
-}
-
-__device__ static inline void mr_bar_expect(uint32_t bar, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(bar), "r"(bytes)
-                 : "memory");
-}
-
-__device__ static inline bool mr_bar_try(uint32_t bar, uint32_t parity)
-{
-    uint32_t done;
-    asm volatile("{\n\t.reg .pred p;\n\t"
-                 "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
-                 "selp.b32 %0, 1, 0, p;\n\t}"
-                 : "=r"(done)
-                 : "r"(bar), "r"(parity)
-                 : "memory");
-    return done != 0;
-}
-
 /* False: it took too long. */
 __device__ static inline bool mr_bar_wait(uint32_t bar, uint32_t parity)
 {
-    if (mr_bar_try(bar, parity)) {
+    if (mr_barrier_try(bar, parity)) {
         return true;
     }
     const uint64_t start = mr_nanoseconds();
-    while (!mr_bar_try(bar, parity)) {
+    while (!mr_barrier_try(bar, parity)) {
         if (mr_nanoseconds() - start > MR_SPIN_NANOSECONDS) {
             return false;
         }
@@ -129,11 +102,10 @@ __device__ static inline void mr_ring_next(mr_ring &r)
 __device__ static inline void mr_ring_init(const mr_ring &r, uint32_t takers)
 {
     for (uint32_t i = 0; i < r.slots; i++) {
-        mr_bar_init(r.bars + i * 8, 1);
-        mr_bar_init(r.bars + (r.slots + i) * 8, takers);
+        mr_barrier_init(r.bars + i * 8, 1);
+        mr_barrier_init(r.bars + (r.slots + i) * 8, takers);
     }
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+    mr_barriers_ready();
 }
 
 #endif

@@ -46,7 +46,6 @@ int mr_cuda_rope_head_norm(mr_cuda_context *context, const mr_cuda_head_norm *p)
 int mr_cuda_rope_run(mr_cuda_context *context, const mr_cuda_rope_kv *p);
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_linear_few(mr_cuda_context *context, const mr_cuda_linear *p); /* 1 … FEW_ROWS rows */
-int mr_cuda_linear_any_coded(mr_cuda_context *context, const mr_cuda_linear *p); /* p->coded */
 int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p); /* every shape, slow */
 int mr_cuda_linear_add_bias(mr_cuda_context *context, const mr_cuda_linear *p);
 int mr_cuda_gemm_open(mr_cuda_context *context);
@@ -174,26 +173,56 @@ __device__ static inline float4 mr_scaled4(float4 x, const mr_cuda_raw_scales &r
     return make_float4(x.x * (r * c.x), x.y * (r * c.y), x.z * (r * c.z), x.w * (r * c.w));
 }
 
-template <typename V> __device__ static inline V mr_warp_sum(V value)
+struct mr_plus {
+    template <typename V> __device__ V operator()(V a, V b) const
+    {
+        return a + b;
+    }
+};
+
+struct mr_larger {
+    __device__ float operator()(float a, float b) const
+    {
+        return fmaxf(a, b);
+    }
+};
+
+template <typename V, typename F> __device__ static inline V mr_warp_fold(V value, F f)
 {
     for (int d = 16; d > 0; d /= 2) {
-        value += __shfl_xor_sync(0xffffffffu, value, d);
+        value = f(value, __shfl_xor_sync(0xffffffffu, value, d));
     }
     return value;
 }
 
-/* Sum over the block in a fixed order, given to every thread. `scratch` has 32 values; the block is
- * whole warps. */
-template <typename V> __device__ static inline V mr_block_sum(V value, V *scratch)
+/* Over the block in a fixed order, with 0, given to every thread. `scratch` has 32 values; the
+ * block is whole warps. */
+template <typename V, typename F> __device__ static inline V mr_block_fold(V value, V *scratch, F f)
 {
     const uint32_t lane = threadIdx.x % 32;
-    value = mr_warp_sum(value);
-    __syncthreads(); /* the sum before may still be read */
+    value = mr_warp_fold(value, f);
+    __syncthreads(); /* what was folded before may still be read */
     if (lane == 0) {
         scratch[threadIdx.x / 32] = value;
     }
     __syncthreads();
-    return mr_warp_sum(lane < blockDim.x / 32 ? scratch[lane] : V(0));
+    return mr_warp_fold(lane < blockDim.x / 32 ? scratch[lane] : V(0), f);
+}
+
+template <typename V> __device__ static inline V mr_warp_sum(V value)
+{
+    return mr_warp_fold(value, mr_plus());
+}
+
+template <typename V> __device__ static inline V mr_block_sum(V value, V *scratch)
+{
+    return mr_block_fold(value, scratch, mr_plus());
+}
+
+/* Of magnitudes. */
+__device__ static inline float mr_block_max(float value, float *scratch)
+{
+    return mr_block_fold(value, scratch, mr_larger());
 }
 
 /* ---- dependent launch ---- */

@@ -21,9 +21,14 @@ __device__ static inline uint32_t mr_e4m3_four(float a, float b, float c, float 
     return mr_e4m3_pair(a, b) | mr_e4m3_pair(c, d) << 16;
 }
 
-__device__ static inline float mr_e4m3_to_float(uint8_t code)
+/* A code as the type of an element. */
+struct mr_code_e4m3 {
+    uint8_t code;
+};
+
+__device__ static inline float mr_to_float(mr_code_e4m3 x)
 {
-    return __half2float(__half(__nv_cvt_fp8_to_halfraw(code, __NV_E4M3)));
+    return __half2float(__half(__nv_cvt_fp8_to_halfraw(x.code, __NV_E4M3)));
 }
 
 /* The scale of a row with this largest magnitude, and its inverse. So small a row that the inverse

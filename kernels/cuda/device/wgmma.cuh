@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * What Hopper adds to the matrix units: products by a warpgroup whose operands lie in shared memory
- * (wgmma: sm_90a only, behind MR_HAS_WGMMA), tiles that the copy engine brings (TMA), and the
- * barriers both meet at (sm_90).
+ * (wgmma: sm_90a only, behind MR_HAS_WGMMA), and tiles that the copy engine brings (TMA: sm_90).
  */
 #ifndef MILLRACE_KERNELS_CUDA_DEVICE_WGMMA_CUH
 #define MILLRACE_KERNELS_CUDA_DEVICE_WGMMA_CUH
 
+#include "kernels/cuda/device/barrier.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
 #include <cuda.h>
@@ -18,66 +18,6 @@
 #endif
 
 #if __CUDA_ARCH__ >= 900
-
-/* ---- barriers ---- */
-
-__device__ static inline void mr_barrier_init(uint32_t barrier, uint32_t arrivals)
-{
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals)
-                 : "memory");
-}
-
-__device__ static inline void mr_barrier_arrive(uint32_t barrier)
-{
-    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
-}
-
-/* Arrives, and lets the phase last until `bytes` have been copied. */
-__device__ static inline void mr_barrier_expect(uint32_t barrier, uint32_t bytes)
-{
-    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes)
-                 : "memory");
-}
-
-/* Waits for the end of the phase of this parity. */
-__device__ static inline void mr_barrier_wait(uint32_t barrier, uint32_t parity)
-{
-    uint32_t done = 0;
-    while (done == 0) {
-        asm volatile("{\n"
-                     ".reg .pred p;\n"
-                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
-                     "selp.u32 %0, 1, 0, p;\n"
-                     "}\n"
-                     : "=r"(done)
-                     : "r"(barrier), "r"(parity)
-                     : "memory");
-    }
-}
-
-/* Barriers of the block by number: `threads` meet, some of which only arrive. */
-__device__ static inline void mr_named_sync(uint32_t number, uint32_t threads)
-{
-    asm volatile("bar.sync %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
-__device__ static inline void mr_named_arrive(uint32_t number, uint32_t threads)
-{
-    asm volatile("bar.arrive %0, %1;" ::"r"(number), "r"(threads) : "memory");
-}
-
-/* What this thread wrote to shared memory becomes visible to copies and products. */
-__device__ static inline void mr_fence_shared()
-{
-    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
-}
-
-/* What was initialised may be used by every thread, after they met, and by copies. */
-__device__ static inline void mr_barriers_ready()
-{
-    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
-    mr_fence_shared();
-}
 
 /* ---- copies ---- */
 

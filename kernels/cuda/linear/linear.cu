@@ -5,10 +5,12 @@
 #define THREADS 256
 
 /* One warp an output of a row. For shapes that the others do not take: k that is no multiple of 8,
- * or that cuBLASLt declines. */
-template <typename T>
-__global__ static void mr_linear_any_kernel(mr_cuda_linear p, const T *weight, const T *in,
-                                            void *out)
+ * or that cuBLASLt declines. `E`: a type, or codes; those have scales, unless the product is raw.
+ */
+template <typename E>
+__global__ static void mr_linear_any_kernel(mr_cuda_linear p, const E *weight, const E *in,
+                                            void *out, const float *weight_scale,
+                                            const float *scale)
 {
     mr_let_next_come();
     mr_wait_for_previous();
@@ -17,83 +19,49 @@ __global__ static void mr_linear_any_kernel(mr_cuda_linear p, const T *weight, c
     if (n >= p.n) {
         return;
     }
-    const T *w = weight + static_cast<size_t>(n) * p.k;
-    const T *x = in + row * p.k;
+    const E *w = weight + static_cast<size_t>(n) * p.k;
+    const E *x = in + row * p.k;
     float sum = 0.0f;
     for (uint32_t i = threadIdx.x % 32; i < p.k; i += 32) {
         sum += mr_to_float(w[i]) * mr_to_float(x[i]);
     }
     sum = mr_warp_sum(sum);
     if (threadIdx.x % 32 == 0) {
-        mr_store_as(out, p.out_type, row * p.out_stride + n, sum);
+        mr_store_as(out, p.out_type, row * p.out_stride + n,
+                    scale != nullptr ? sum * (weight_scale[n] * scale[row]) : sum);
     }
 }
 
 /* Rows of a launch: grid.y ends at 65,535. */
 #define MAX_GRID_ROWS 32768u
 
-template <typename T> static int launch_any(mr_cuda_context *context, const mr_cuda_linear &p)
+template <typename E>
+static int launch_any(mr_cuda_context *context, const mr_cuda_linear &p, mr_cuda_ptr in,
+                      const float *weight_scale, const float *scale)
 {
-    const dim3 grid(mr_ceil_div(p.n, THREADS / 32), p.rows);
-    return mr_launch(context, mr_linear_any_kernel<T>, grid, THREADS, 0, p,
-                     mr_at<const T>(p.weight), mr_at<const T>(p.in), mr_at<void>(p.out));
-}
-
-/* The same of rows and weights in codes. */
-__global__ static void mr_linear_codes_kernel(mr_cuda_linear p, const uint8_t *weight,
-                                              const float *weight_scale, const uint8_t *in,
-                                              const float *scale, void *out)
-{
-    mr_let_next_come();
-    mr_wait_for_previous();
-    const uint32_t n = blockIdx.x * (THREADS / 32) + threadIdx.x / 32;
-    const size_t row = blockIdx.y;
-    if (n >= p.n) {
-        return;
-    }
-    const uint8_t *w = weight + static_cast<size_t>(n) * p.k;
-    const uint8_t *x = in + row * p.k;
-    float sum = 0.0f;
-    for (uint32_t i = threadIdx.x % 32; i < p.k; i += 32) {
-        sum += mr_e4m3_to_float(w[i]) * mr_e4m3_to_float(x[i]);
-    }
-    sum = mr_warp_sum(sum);
-    if (threadIdx.x % 32 == 0) {
-        mr_store_as(out, p.out_type, row * p.out_stride + n,
-                    sum * (p.raw ? 1.0f : weight_scale[n] * scale[row]));
-    }
-}
-
-int mr_cuda_linear_any_coded(mr_cuda_context *context, const mr_cuda_linear *p)
-{
-    const size_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
+    const size_t out_bytes = p.out_type == MR_DTYPE_F32 ? 4 : 2;
     int code = 0;
-    for (uint32_t done = 0; code == 0 && done < p->rows; done += MAX_GRID_ROWS) {
-        const uint32_t left = p->rows - done;
-        const dim3 grid(mr_ceil_div(p->n, THREADS / 32),
+    for (uint32_t done = 0; code == 0 && done < p.rows; done += MAX_GRID_ROWS) {
+        const uint32_t left = p.rows - done;
+        const dim3 grid(mr_ceil_div(p.n, THREADS / 32),
                         left < MAX_GRID_ROWS ? left : MAX_GRID_ROWS);
-        code = mr_launch(context, mr_linear_codes_kernel, grid, THREADS, 0, *p,
-                         mr_at<const uint8_t>(p->weight), mr_at<const float>(p->weight_scale),
-                         mr_at<const uint8_t>(p->coded.codes) + static_cast<size_t>(done) * p->k,
-                         mr_at<const float>(p->coded.scale) + done,
-                         mr_at<uint8_t>(p->out) + done * p->out_stride * out_bytes);
+        code = mr_launch(context, mr_linear_any_kernel<E>, grid, THREADS, 0, p,
+                         mr_at<const E>(p.weight),
+                         mr_at<const E>(in) + static_cast<size_t>(done) * p.k,
+                         mr_at<uint8_t>(p.out) + done * p.out_stride * out_bytes, weight_scale,
+                         scale != nullptr ? scale + done : scale);
     }
     return code;
 }
 
 int mr_cuda_linear_any(mr_cuda_context *context, const mr_cuda_linear *p)
 {
-    const size_t in_bytes = p->type == MR_DTYPE_F32 ? 4 : 2;
-    const size_t out_bytes = p->out_type == MR_DTYPE_F32 ? 4 : 2;
-    int code = 0;
-    for (uint32_t done = 0; code == 0 && done < p->rows; done += MAX_GRID_ROWS) {
-        mr_cuda_linear part = *p;
-        part.rows = p->rows - done < MAX_GRID_ROWS ? p->rows - done : MAX_GRID_ROWS;
-        part.in += static_cast<uint64_t>(done) * p->k * in_bytes;
-        part.out += static_cast<uint64_t>(done) * p->out_stride * out_bytes;
-        MR_CUDA_DISPATCH(p->type, T, code = launch_any<T>(context, part));
+    if (p->coded.codes != 0) {
+        return launch_any<mr_code_e4m3>(context, *p, p->coded.codes,
+                                        mr_at<const float>(p->weight_scale),
+                                        p->raw ? nullptr : mr_at<const float>(p->coded.scale));
     }
-    return code;
+    MR_CUDA_DISPATCH(p->type, T, return launch_any<T>(context, *p, p->in, nullptr, nullptr));
 }
 
 __global__ static void mr_add_bias_kernel(mr_cuda_linear p, void *out, const float *bias)
@@ -120,7 +88,7 @@ static int run_coded(mr_cuda_context *context, const mr_cuda_linear *p)
     }
     bool done = false;
     const int code = mr_cuda_gemm_run(context, p, &done);
-    return code == 0 && !done ? mr_cuda_linear_any_coded(context, p) : code;
+    return code == 0 && !done ? mr_cuda_linear_any(context, p) : code;
 }
 
 /* The kernel for few rows, as often as it takes: where cuBLASLt has nothing whose sums are the same
@@ -139,19 +107,6 @@ static int launch_pieces(mr_cuda_context *context, const mr_cuda_linear *p)
     return code;
 }
 
-static int run_invariant(mr_cuda_context *context, const mr_cuda_linear *p)
-{
-    bool done = false;
-    int code = mr_cuda_gemm_run(context, p, &done);
-    if (code == 0 && !done && p->type != MR_DTYPE_F32 && p->k % 8 == 0) {
-        return launch_pieces(context, p);
-    }
-    if (code == 0 && !done) {
-        code = mr_cuda_linear_any(context, p);
-    }
-    return code == 0 && p->bias != 0 ? mr_cuda_linear_add_bias(context, p) : code;
-}
-
 int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)
 {
     if (p->weight_type == MR_DTYPE_F8_E4M3) {
@@ -159,14 +114,15 @@ int mr_cuda_linear_run(mr_cuda_context *context, const mr_cuda_linear *p)
         const bool bias = p->bias != 0 && p->coded.codes != 0;
         return code == 0 && bias ? mr_cuda_linear_add_bias(context, p) : code;
     }
-    if (p->invariant) {
-        return run_invariant(context, p);
-    }
-    if (p->type != MR_DTYPE_F32 && p->rows <= MR_CUDA_FEW_ROWS && p->k % 8 == 0) {
+    const bool pieces = p->type != MR_DTYPE_F32 && p->k % 8 == 0;
+    if (pieces && !p->invariant && p->rows <= MR_CUDA_FEW_ROWS) {
         return mr_cuda_linear_few(context, p);
     }
     bool done = false;
     int code = mr_cuda_gemm_run(context, p, &done);
+    if (code == 0 && !done && pieces && p->invariant) {
+        return launch_pieces(context, p);
+    }
     if (code == 0 && !done) {
         code = mr_cuda_linear_any(context, p);
     }

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Operators that read and write each element about once. Float32 inside, one rounding at the end;
  * reductions in a fixed order, so that a row depends on nothing but itself. */
-#include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/device/vectors.cuh"
 
 #define THREADS 256
 
@@ -80,40 +80,6 @@ int mr_cuda_pointwise_embed(mr_cuda_context *context, const mr_cuda_embed *p)
 
 /* One block a row; a thread has up to VECTORS times 4 elements of it in registers. */
 #define VECTORS 4
-
-__device__ static inline float4 mr_load4(const float *p)
-{
-    return *reinterpret_cast<const float4 *>(p);
-}
-
-template <typename T> __device__ static inline float4 mr_load4(const T *p)
-{
-    union {
-        uint2 v;
-        T e[4];
-    } raw;
-    raw.v = *reinterpret_cast<const uint2 *>(p);
-    return make_float4(mr_to_float(raw.e[0]), mr_to_float(raw.e[1]), mr_to_float(raw.e[2]),
-                       mr_to_float(raw.e[3]));
-}
-
-__device__ static inline void mr_store4(float *p, float4 x)
-{
-    *reinterpret_cast<float4 *>(p) = x;
-}
-
-template <typename T> __device__ static inline void mr_store4(T *p, float4 x)
-{
-    union {
-        uint2 v;
-        T e[4];
-    } raw;
-    raw.e[0] = mr_from_float<T>(x.x);
-    raw.e[1] = mr_from_float<T>(x.y);
-    raw.e[2] = mr_from_float<T>(x.z);
-    raw.e[3] = mr_from_float<T>(x.w);
-    *reinterpret_cast<uint2 *>(p) = raw.v;
-}
 
 __device__ static inline float4 mr_minus(float4 x, float y)
 {
@@ -288,10 +254,9 @@ __global__ static void mr_gated_wide_kernel(mr_cuda_gated p, uint32_t parts, con
     if (i >= vectors) {
         return;
     }
-    union {
-        uint4 v;
-        T e[8];
-    } gate, up, result;
+    mr_eight<T> gate;
+    mr_eight<T> up;
+    mr_eight<T> result;
     gate.v = in[row * 2 * vectors + i];
     up.v = in[row * 2 * vectors + vectors + i];
     if (p.activation == MR_ACT_SILU) { /* decided once, not eight times */

@@ -5,32 +5,9 @@
  * the type that the operator without rounding would store.
  */
 #include "kernels/cuda/device/e4m3.cuh"
+#include "kernels/cuda/device/vectors.cuh"
 
 #define VECTORS 8 /* of 8 elements, a thread; norms: of 4 */
-
-/* Largest of the block, given to every thread. */
-__device__ static inline float mr_block_max(float value, float *scratch)
-{
-    const uint32_t lane = threadIdx.x % 32;
-    for (int d = 16; d > 0; d /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, d));
-    }
-    __syncthreads();
-    if (lane == 0) {
-        scratch[threadIdx.x / 32] = value;
-    }
-    __syncthreads();
-    value = lane < blockDim.x / 32 ? scratch[lane] : 0.0f;
-    for (int d = 16; d > 0; d /= 2) {
-        value = fmaxf(value, __shfl_xor_sync(0xffffffffu, value, d));
-    }
-    return value;
-}
-
-template <typename T> union mr_eight {
-    uint4 v;
-    T e[8];
-};
 
 struct mr_rows_args {
     mr_cuda_coded_rows coded;
@@ -173,22 +150,11 @@ int mr_cuda_quantize_gated(mr_cuda_context *context, const mr_cuda_gated *p)
 struct mr_norm_args {
     mr_cuda_norm p;
     float *stream;
-    const uint2 *in; /* of 4 elements; or null */
+    const void *in; /* or null */
     const float *gain;
     uint32_t *codes;
     float *scale;
 };
-
-template <typename T> __device__ static inline float4 mr_four_of(uint2 v)
-{
-    union {
-        uint2 v;
-        T e[4];
-    } raw;
-    raw.v = v;
-    return make_float4(mr_to_float(raw.e[0]), mr_to_float(raw.e[1]), mr_to_float(raw.e[2]),
-                       mr_to_float(raw.e[3]));
-}
 
 template <typename T> __device__ static inline float mr_rounded(float x)
 {
@@ -200,6 +166,7 @@ template <typename T> __global__ static void mr_norm_rows_kernel(mr_norm_args a)
     __shared__ float scratch[32];
     const size_t base = static_cast<size_t>(blockIdx.x) * a.p.width;
     float4 *stream = reinterpret_cast<float4 *>(a.stream + base);
+    const T *in = static_cast<const T *>(a.in);
     const uint32_t vectors = a.p.width / 4;
     float4 x[VECTORS];
     float sum = 0.0f;
@@ -211,9 +178,9 @@ template <typename T> __global__ static void mr_norm_rows_kernel(mr_norm_args a)
         x[v] = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
         if (i < vectors) {
             x[v] = stream[i];
-            if (a.in != nullptr) {
+            if (in != nullptr) {
                 const float4 y =
-                    mr_scaled4(mr_four_of<T>(a.in[base / 4 + i]), a.p.raw, blockIdx.x, 4 * i);
+                    mr_scaled4(mr_load4(in + base + 4 * i), a.p.raw, blockIdx.x, 4 * i);
                 x[v] = make_float4(x[v].x + y.x, x[v].y + y.y, x[v].z + y.z, x[v].w + y.w);
                 stream[i] = x[v];
             }
@@ -256,7 +223,7 @@ int mr_cuda_quantize_norm(mr_cuda_context *context, const mr_cuda_norm *p)
     mr_norm_args a = {};
     a.p = *p;
     a.stream = mr_at<float>(p->stream);
-    a.in = mr_at<const uint2>(p->in);
+    a.in = mr_at<const void>(p->in);
     a.gain = mr_at<const float>(p->gain);
     a.codes = mr_at<uint32_t>(p->coded.codes);
     a.scale = mr_at<float>(p->coded.scale);

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* F8_E4M3 weights and caches of one byte on the host side of the CUDA backend: what stays in codes,
  * who rounds rows, who applies scales. */
-#include "fake_gpu.h"
-#include "kernels/cuda/internal.h"
+#include "cuda_fixture.h"
 #include "kernels/kv_layout.h"
 #include "tiny_codes.h"
 
@@ -22,21 +21,13 @@ typedef struct fixture {
 
 static void open_fixture(fixture *f, const tiny_dims *dims, mr_dtype compute, mr_dtype kv)
 {
-    const mr_cuda_options options = {
-        .compute = compute,
-        .threads = 2,
-        .memory_fraction = 0.9,
-        .memory_bytes = (uint64_t)64 << 20,
-        .api = fake_api(),
-    };
-    mr_exec_options exec = tiny_options();
+    mr_exec_options exec = cuda_exec_options();
     exec.max_seqs = 8;
     exec.n_blocks = 1 + exec.max_seqs * (exec.max_context / exec.block_size);
     exec.kv_dtype = kv;
-    exec.keep_logits = false;
     tiny_plan_create(dims, &f->tiny);
     tiny_codes_create(&f->tiny, &f->codes);
-    assert_int_equal(mr_cuda_backend_create(&options, &f->backend, NULL), MR_OK);
+    f->backend = cuda_open(compute);
     tiny_session_create(&f->tiny, f->backend, &exec, &f->session);
     fake_clear_trace();
 }
@@ -47,14 +38,7 @@ static void close_fixture(fixture *f)
     f->backend->vt->destroy(f->backend);
     tiny_plan_destroy(&f->tiny);
     tiny_codes_destroy(&f->codes);
-    assert_int_equal(fake.allocated, 0);
-}
-
-static int setup(void **state)
-{
-    (void)state;
-    fake_reset();
-    return 0;
+    cuda_assert_clean();
 }
 
 static void feed(fixture *f, uint32_t tokens)
@@ -296,14 +280,14 @@ static void test_tiles_take_pieces_that_are_aligned(void **state)
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test_setup(test_codes_and_scales_lie_as_products_read_them, setup),
-        cmocka_unit_test_setup(test_who_keeps_codes, setup),
-        cmocka_unit_test_setup(test_rows_are_rounded_for_many, setup),
-        cmocka_unit_test_setup(test_layers_with_codes_are_one_launch, setup),
-        cmocka_unit_test_setup(test_products_with_biases_are_not_raw, setup),
-        cmocka_unit_test_setup(test_scales_of_the_checkpoint_are_taken, setup),
-        cmocka_unit_test_setup(test_planes_of_one_byte, setup),
-        cmocka_unit_test_setup(test_tiles_take_pieces_that_are_aligned, setup),
+        cmocka_unit_test_setup(test_codes_and_scales_lie_as_products_read_them, cuda_setup),
+        cmocka_unit_test_setup(test_who_keeps_codes, cuda_setup),
+        cmocka_unit_test_setup(test_rows_are_rounded_for_many, cuda_setup),
+        cmocka_unit_test_setup(test_layers_with_codes_are_one_launch, cuda_setup),
+        cmocka_unit_test_setup(test_products_with_biases_are_not_raw, cuda_setup),
+        cmocka_unit_test_setup(test_scales_of_the_checkpoint_are_taken, cuda_setup),
+        cmocka_unit_test_setup(test_planes_of_one_byte, cuda_setup),
+        cmocka_unit_test_setup(test_tiles_take_pieces_that_are_aligned, cuda_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -305,12 +305,45 @@ static void test_rope_classes(void **state)
     assert_int_not_equal(mr_rope_class(&rope, 33), mr_rope_class(&rope, 34));
 }
 
+/* Buffers 1 to 3 stand in the places that an operator has; 4 in none. */
+static void test_who_reads_and_writes(void **state)
+{
+    (void)state;
+    static const struct {
+        mr_op op;
+        const char *reads;
+        const char *writes;
+    } cases[] = {
+        {{.kind = MR_OP_EMBED, .embed = {.out = 1}}, "", "1"},
+        {{.kind = MR_OP_NORM, .norm = {.in = 1, .stream = 2, .out = 3}}, "12", "23"},
+        {{.kind = MR_OP_NORM, .norm = {.in = MR_NO_BUFFER, .stream = 2, .out = 3}}, "2", "23"},
+        {{.kind = MR_OP_LINEAR, .linear = {.in = 1, .out = 2}}, "1", "2"},
+        {{.kind = MR_OP_ROPE_KV, .rope_kv = {.qkv = 1}}, "1", "1"},
+        {{.kind = MR_OP_ATTENTION, .attention = {.qkv = 1, .out = 2}}, "1", "2"},
+        {{.kind = MR_OP_GATED, .gated = {.in = 1, .out = 2}}, "1", "2"},
+        {{.kind = MR_OP_ACTIVATE, .activate = {.in = 1, .out = 2}}, "1", "2"},
+        {{.kind = MR_OP_ALL_REDUCE, .unary = {.in = 1, .out = 1}}, "1", "1"},
+        {{.kind = MR_OP_GATHER, .unary = {.in = 1, .out = 2}}, "1", "2"},
+        {{.kind = MR_OP_SAMPLE, .unary = {.in = 1, .out = MR_NO_BUFFER}}, "1", ""},
+    };
+    for (size_t i = 0; i < sizeof(cases) / sizeof(cases[0]); i++) {
+        for (mr_buffer_id id = 1; id <= 4; id++) {
+            const int digit = '0' + id;
+            assert_int_equal(mr_op_reads(&cases[i].op, id), strchr(cases[i].reads, digit) != NULL);
+            assert_int_equal(mr_op_writes(&cases[i].op, id),
+                             strchr(cases[i].writes, digit) != NULL);
+        }
+        assert_false(mr_op_reads(&cases[i].op, MR_NO_BUFFER));
+        assert_false(mr_op_writes(&cases[i].op, MR_NO_BUFFER));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_check_every_fault), cmocka_unit_test(test_good_plans),
         cmocka_unit_test(test_building),          cmocka_unit_test(test_rope_classes),
-        cmocka_unit_test(test_kv_block_bytes),
+        cmocka_unit_test(test_kv_block_bytes),    cmocka_unit_test(test_who_reads_and_writes),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
