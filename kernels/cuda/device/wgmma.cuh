@@ -39,16 +39,6 @@ __device__ static inline void mr_copy_tile4(uint32_t to, const CUtensorMap *map,
                  : "memory");
 }
 
-/* `bytes`: whole 16, both addresses too. */
-__device__ static inline void mr_copy_bytes(uint32_t to, uint64_t from, uint32_t bytes,
-                                            uint32_t barrier)
-{
-    asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes "
-                 "[%0], [%1], %2, [%3];" ::"r"(to),
-                 "l"(from), "r"(bytes), "r"(barrier)
-                 : "memory");
-}
-
 __device__ static inline void mr_prefetch_map(const CUtensorMap *map)
 {
     asm volatile("prefetch.tensormap [%0];" ::"l"(map) : "memory");
