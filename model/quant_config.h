@@ -38,8 +38,7 @@ typedef struct mr_quant_config {
     bool v2;             /* GPTQ: zeros are as they are, not less 1 */
     bool act_order;      /* GPTQ: inputs are in groups by g_idx */
     bool head;           /* GPTQ: the vocabulary projection has codes too */
-    mr_quant_left *left; /* names and patterns of modules that are not quantised; owns,
-                                   NULL: none */
+    mr_quant_left *left; /* modules that are not quantised; owns, NULL: none */
 } mr_quant_config;
 
 /* Reads the object `found` (a quantization_config; NULL or JSON null: not quantised). UNIMPLEMENTED

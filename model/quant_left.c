@@ -93,7 +93,7 @@ static bool matches(const left_entry *entry, const char *text, pcre2_match_data 
 static bool find_left(const mr_quant_left *left, const char *module, pcre2_match_data *data,
                       pcre2_match_context *context, uint32_t *steps)
 {
-    for (size_t i = 0; i<left->count && * steps> 0; i++) {
+    for (size_t i = 0; *steps > 0 && i < left->count; i++) {
         const left_entry *entry = &left->items[i];
         (*steps)--;
         if (entry->code != NULL ? matches(entry, module, data, context)

@@ -90,6 +90,14 @@ static mr_status identify(mr_call *call, mr_error *err)
     return status;
 }
 
+/* What the method needs of who calls. The port of probes has none that needs anything. */
+static mr_access access_of(const mr_call *call)
+{
+    size_t bytes = 0;
+    const char *path = path_of(call, &bytes);
+    return call->method->port == MR_RPC_PROBES ? MR_ACCESS_OPEN : mr_access_of(path, bytes, NULL);
+}
+
 /* Whether the caller may call the method. Before anything of the request is looked at, whatever the
  * method. */
 static mr_status authorise(mr_call *call, mr_error *err)
@@ -97,12 +105,7 @@ static mr_status authorise(mr_call *call, mr_error *err)
     mr_server *server = call->queue->server;
     call->tenants = mr_tenant_place_get(&server->tenants);
     call->tenant = call->tenants->tenants.count;
-    if (call->method->port == MR_RPC_PROBES) {
-        return MR_OK;
-    }
-    size_t bytes = 0;
-    const char *path = path_of(call, &bytes);
-    mr_access access = mr_access_of(path, bytes, NULL);
+    mr_access access = access_of(call);
     call->audited = access == MR_ACCESS_ADMIN;
     if (access == MR_ACCESS_OPEN) {
         return MR_OK;
@@ -120,19 +123,12 @@ static mr_status authorise(mr_call *call, mr_error *err)
     return MR_OK;
 }
 
-/* Whether it is for everybody. */
-static bool needs_nothing(const mr_call *call)
-{
-    size_t bytes = 0;
-    const char *path = path_of(call, &bytes);
-    return call->method->port == MR_RPC_PROBES || mr_access_of(path, bytes, NULL) == MR_ACCESS_OPEN;
-}
-
 /* One that is too many is refused before its request is waited for. */
 static mr_status check_room(mr_call *call, mr_error *err)
 {
     char *peer = grpc_call_get_peer(call->call);
-    call->ticket = mr_connections_begin_call(peer, needs_nothing(call), &call->connection);
+    call->ticket =
+        mr_connections_begin_call(peer, access_of(call) == MR_ACCESS_OPEN, &call->connection);
     gpr_free(peer);
     call->counted = true;
     const mr_call_fit fit = call->ticket.fit;

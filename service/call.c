@@ -258,7 +258,7 @@ static void on_new(mr_call *call, bool ok)
 static void on_received(mr_call *call)
 {
     const bool first = call->awaiting;
-    const uint64_t bytes = call->payload == NULL ? 0 : grpc_byte_buffer_length(call->payload);
+    const uint64_t bytes = mr_call_payload_bytes(call);
     call->awaiting = false;
     call->receiving_since = 0;
     if (call->credited) {

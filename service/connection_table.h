@@ -27,8 +27,8 @@ typedef struct mr_remote {
 
 typedef struct mr_connection_limits {
     uint32_t connections;
-    uint32_t connection_calls; /* open at a time, of one connection */
-    uint32_t calls;            /* open at a time, of all */
+    uint32_t connection_calls; /* at a time, of one connection */
+    uint32_t calls;            /* at a time, of all */
     uint64_t message_bytes;    /* of a request */
     uint64_t penalty_ns;       /* after which an address may connect anew */
 } mr_connection_limits;
@@ -45,7 +45,7 @@ typedef struct mr_connection {
     uint64_t cookie; /* the kernel's name of the socket, which no other has */
     uint64_t accepted_ns;
     uint64_t idle_ns;    /* since when it has no call, if it has none; 0: it never had one */
-    uint32_t calls;      /* open */
+    uint32_t calls;      /* under way */
     uint32_t open_calls; /* of them, those that need no credential */
     bool proven;         /* it has made a call that was let in */
     bool served;         /* and this, or one that needs no credential, ended well */

@@ -13,8 +13,8 @@
  * times.
  *
  * Shape letters: T tokens, R logit rows, H query heads, G key/value heads, D head width, N outputs,
- * K inputs, V vocabulary. Types are mr_dtype's F32, F16 and BF16,
- * and where a field says so F8_E4M3 and I8.
+ * K inputs, V vocabulary. Types are mr_dtype's F32, F16 and BF16, and where a field says so F8_E4M3
+ * and I8.
  */
 #ifndef MILLRACE_KERNELS_CUDA_API_H
 #define MILLRACE_KERNELS_CUDA_API_H

@@ -26,8 +26,8 @@
 
 #define JOIN_ITEMS 4u /* of a block at a time, of the kernel that joins splits */
 #define JOIN_WARPS 4u
-#define MEET_TOKENS                                                                                \
-    8u /* up to which splits meet within the launch: waiting costs less than another */
+/* Tokens up to which splits meet within the launch: waiting costs less than another. */
+#define MEET_TOKENS 8u
 
 /* ---- splits of a token become one ---- */
 
