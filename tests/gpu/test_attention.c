@@ -73,6 +73,19 @@ static mr_dtype kv_type(mr_dtype compute, uint32_t i)
     return i == 0 ? compute : i == 1 ? MR_DTYPE_F8_E4M3 : MR_DTYPE_I8;
 }
 
+/* The i-th of the ways in which keys, values and queries are stored and how wide they are; 12 in
+ * all. */
+static scene_shape shape_of(uint32_t i)
+{
+    const mr_dtype type = halves[i % 2];
+    return (scene_shape){.type = type,
+                         .kv = kv_type(type, i / 4 % 3),
+                         .width = widths[i / 2 % 2],
+                         .kv_heads = 2,
+                         .share = 4,
+                         .block_size = 16};
+}
+
 static void test_groups_of_query_heads(void **state)
 {
     (void)state;
@@ -81,13 +94,8 @@ static void test_groups_of_query_heads(void **state)
     const scene_rows r = border_rows();
     for (uint32_t share = 1; share <= 18; share++) {
         for (uint32_t i = 0; i < 12; i++) {
-            const mr_dtype type = halves[i % 2];
-            const scene_shape s = {.type = type,
-                                   .kv = kv_type(type, i / 4),
-                                   .width = widths[i / 2 % 2],
-                                   .kv_heads = 2,
-                                   .share = share,
-                                   .block_size = 16};
+            scene_shape s = shape_of(i);
+            s.share = share;
             check(&b, &s, &r, "groups");
         }
     }
@@ -103,13 +111,10 @@ static void test_block_sizes(void **state)
     const scene_rows r = border_rows();
     for (size_t n = 0; n < sizeof(sizes) / sizeof(sizes[0]); n++) {
         for (uint32_t i = 0; i < 12; i++) {
-            const mr_dtype type = halves[i % 2];
-            const scene_shape s = {.type = type,
-                                   .kv = kv_type(type, i / 4),
-                                   .width = widths[i / 2 % 2],
-                                   .kv_heads = 3,
-                                   .share = i % 3 == 0 ? 3 : 4,
-                                   .block_size = sizes[n]};
+            scene_shape s = shape_of(i);
+            s.kv_heads = 3;
+            s.share = i % 3 == 0 ? 3 : 4;
+            s.block_size = sizes[n];
             check(&b, &s, &r, "block sizes");
         }
     }
@@ -126,16 +131,11 @@ static void test_windows_and_soft_caps(void **state)
     const scene_rows r = border_rows();
     for (size_t w = 0; w < sizeof(windows) / sizeof(windows[0]); w++) {
         for (uint32_t i = 0; i < 12; i++) {
-            const mr_dtype type = halves[i % 2];
             for (size_t n = 0; n < sizeof(caps) / sizeof(caps[0]); n++) {
-                const scene_shape s = {.type = type,
-                                       .kv = kv_type(type, i / 4),
-                                       .width = widths[i / 2 % 2],
-                                       .kv_heads = 1,
-                                       .share = 4,
-                                       .block_size = 16,
-                                       .window = windows[w],
-                                       .soft_cap = caps[n]};
+                scene_shape s = shape_of(i);
+                s.kv_heads = 1;
+                s.window = windows[w];
+                s.soft_cap = caps[n];
                 check(&b, &s, &r, "windows and caps");
             }
         }
@@ -147,6 +147,7 @@ static void test_windows_and_soft_caps(void **state)
 static void test_many_ragged_rows(void **state)
 {
     (void)state;
+    static const uint32_t shares[] = {5, 4, 1};
     gpu_bench b;
     gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
     scene_rows r = {0};
@@ -155,15 +156,9 @@ static void test_many_ragged_rows(void **state)
         scene_add_row(&r, i, (uint32_t)(tiny_random(&b.state) % most));
     }
     for (uint32_t i = 0; i < 12; i++) {
-        const mr_dtype type = halves[i % 2];
-        const scene_shape s = {.type = type,
-                               .kv = kv_type(type, i / 4),
-                               .width = widths[i / 2 % 2],
-                               .kv_heads = 2,
-                               .share = i % 3 == 0   ? 5
-                                        : i % 3 == 1 ? 4
-                                                     : 1,
-                               .block_size = i % 3 == 0 ? 32 : 16};
+        scene_shape s = shape_of(i);
+        s.share = shares[i % 3];
+        s.block_size = i % 3 == 0 ? 32 : 16;
         check(&b, &s, &r, "many rows");
     }
     gpu_bench_close(&b);
@@ -186,14 +181,8 @@ static void test_consecutive_rows(void **state)
         }
     }
     for (uint32_t i = 0; i < 36; i++) {
-        const mr_dtype type = halves[i % 2];
-        const scene_shape s = {.type = type,
-                               .kv = kv_type(type, i / 4 % 3),
-                               .width = widths[i / 2 % 2],
-                               .kv_heads = 2,
-                               .share = 4,
-                               .block_size = 16,
-                               .window = windows[i / 12]};
+        scene_shape s = shape_of(i);
+        s.window = windows[i / 12];
         check(&b, &s, &r, "consecutive rows");
     }
     gpu_bench_close(&b);
@@ -210,14 +199,10 @@ static void test_long_contexts(void **state)
     scene_add_row(&r, 2, 8191);
     scene_add_row(&r, 3, 270);
     for (uint32_t i = 0; i < 12; i++) {
-        const mr_dtype type = halves[i % 2];
-        const scene_shape s = {.type = type,
-                               .kv = kv_type(type, i / 4),
-                               .width = widths[i / 2 % 2],
-                               .kv_heads = 2,
-                               .share = i % 3 == 0 ? 8 : 3,
-                               .block_size = i % 3 == 1 ? 64 : 16,
-                               .window = i % 2 == 0 ? 0 : 9000};
+        scene_shape s = shape_of(i);
+        s.share = i % 3 == 0 ? 8 : 3;
+        s.block_size = i % 3 == 1 ? 64 : 16;
+        s.window = i % 2 == 0 ? 0 : 9000;
         check(&b, &s, &r, "long contexts");
     }
     gpu_bench_close(&b);
@@ -228,6 +213,7 @@ static void test_other_types_and_widths(void **state)
 {
     (void)state;
     static const uint32_t others[] = {16, 36, 64, 96, 128, 256};
+    static const uint32_t shares[] = {1, 3, 6};
     static const mr_dtype types[] = {MR_DTYPE_F32, MR_DTYPE_F16, MR_DTYPE_BF16, MR_DTYPE_F8_E4M3,
                                      MR_DTYPE_I8};
     gpu_bench b;
@@ -239,9 +225,7 @@ static void test_other_types_and_widths(void **state)
                                    .kv = types[i % 5],
                                    .width = others[w],
                                    .kv_heads = 2,
-                                   .share = i % 3 == 0   ? 1
-                                            : i % 3 == 1 ? 3
-                                                         : 6,
+                                   .share = shares[i % 3],
                                    .block_size = i % 2 == 0 ? 16 : 10,
                                    .window = i % 4 == 3 ? 40 : 0,
                                    .soft_cap = i % 5 == 4 ? 4.0f : 0.0f};
@@ -297,13 +281,7 @@ static void test_a_nan_of_ones_own_stays(void **state)
     gpu_bench_open(&b, MR_DTYPE_BF16, (uint64_t)512 << 20);
     const scene_rows r = border_rows();
     for (uint32_t i = 0; i < 24; i++) {
-        const mr_dtype type = halves[i % 2];
-        const scene_shape s = {.type = type,
-                               .kv = kv_type(type, i / 4 % 3),
-                               .width = widths[i / 2 % 2],
-                               .kv_heads = 2,
-                               .share = 4,
-                               .block_size = 16};
+        const scene_shape s = shape_of(i);
         if (s.kv == MR_DTYPE_F8_E4M3 && !has_e4m3(&b)) {
             continue;
         }
@@ -312,8 +290,9 @@ static void test_a_nan_of_ones_own_stays(void **state)
     gpu_bench_close(&b);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_groups_of_query_heads),
         cmocka_unit_test(test_block_sizes),

@@ -10,6 +10,42 @@
 
 #include <cmocka.h>
 
+/* A small model whose weights are on the GPU, and what is said when it cannot be run. */
+typedef struct loaded {
+    tiny_plan tiny;
+    mr_backend *backend;
+    mr_weights *weights;
+    mr_exec *exec; /* what compile() gave last */
+    mr_error err;
+} loaded;
+
+static void upload(loaded *m, mr_backend *backend)
+{
+    m->backend = backend;
+    if (backend->vt->upload(backend, m->tiny.plan, NULL, NULL, &m->weights, &m->err) != MR_OK) {
+        fail_msg("%s", m->err.message);
+    }
+}
+
+static mr_status compile(loaded *m, const mr_exec_options *options)
+{
+    return m->backend->vt->compile(m->backend, m->tiny.plan, m->weights, options, &m->exec,
+                                   &m->err);
+}
+
+static mr_status kv_room(loaded *m, const mr_exec_options *options, uint64_t *bytes)
+{
+    return m->backend->vt->kv_room(m->backend, m->tiny.plan, options, bytes, &m->err);
+}
+
+static void unload(loaded *m)
+{
+    m->backend->vt->weights_destroy(m->backend, m->weights);
+    m->backend->vt->destroy(m->backend);
+    tiny_plan_destroy(&m->tiny);
+    cuda_assert_clean();
+}
+
 static void test_no_gpu_is_a_plain_answer(void **state)
 {
     (void)state;
@@ -97,29 +133,22 @@ static void test_weights_that_do_not_fit_say_what_would(void **state)
 static void test_an_executor_that_does_not_fit_leaves_the_memory(void **state)
 {
     (void)state;
-    mr_backend *backend = NULL;
-    mr_error err = {0};
     const tiny_dims dims = tiny_dims_default();
-    tiny_plan tiny;
-    tiny_plan_create(&dims, &tiny);
-    assert_int_equal(cuda_try_open(MR_DTYPE_BF16, (uint64_t)4 << 20, &backend, &err), MR_OK);
-    mr_weights *weights = NULL;
-    mr_exec *exec = NULL;
+    loaded m = {0};
+    mr_backend *backend = NULL;
     mr_backend_info before;
     mr_backend_info after;
-    assert_int_equal(backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err), MR_OK);
+    tiny_plan_create(&dims, &m.tiny);
+    assert_int_equal(cuda_try_open(MR_DTYPE_BF16, (uint64_t)4 << 20, &backend, NULL), MR_OK);
+    upload(&m, backend);
     backend->vt->info(backend, &before);
     mr_exec_options options = cuda_exec_options();
     options.n_blocks = 100000;
-    assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
-                     MR_RESOURCE_EXHAUSTED);
-    cuda_assert_says(&err, "KV cache");
+    assert_int_equal(compile(&m, &options), MR_RESOURCE_EXHAUSTED);
+    cuda_assert_says(&m.err, "KV cache");
     backend->vt->info(backend, &after);
     assert_int_equal(before.memory_bytes, after.memory_bytes);
-    backend->vt->weights_destroy(backend, weights);
-    backend->vt->destroy(backend);
-    tiny_plan_destroy(&tiny);
-    cuda_assert_clean();
+    unload(&m);
 }
 
 /* What kv_room promises, compile takes; a block more it does not. */
@@ -127,31 +156,23 @@ static void test_kv_room_is_exact(void **state)
 {
     (void)state;
     const tiny_dims dims = tiny_dims_default();
-    tiny_plan tiny;
-    tiny_plan_create(&dims, &tiny);
-    mr_backend *backend = cuda_open(MR_DTYPE_BF16);
-    mr_weights *weights = NULL;
-    mr_exec *exec = NULL;
-    mr_error err = {0};
-    assert_int_equal(backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err), MR_OK);
+    loaded m = {0};
+    tiny_plan_create(&dims, &m.tiny);
+    upload(&m, cuda_open(MR_DTYPE_BF16));
     mr_exec_options options = cuda_exec_options();
     uint64_t room = 0;
-    assert_int_equal(backend->vt->kv_room(backend, tiny.plan, &options, &room, &err), MR_OK);
-    const uint64_t block = mr_kv_block_bytes(&tiny.plan->kv, options.kv_dtype, options.block_size);
+    assert_int_equal(kv_room(&m, &options, &room), MR_OK);
+    const uint64_t block =
+        mr_kv_block_bytes(&m.tiny.plan->kv, options.kv_dtype, options.block_size);
     options.n_blocks = (uint32_t)(room / block) + 1;
-    assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
-                     MR_RESOURCE_EXHAUSTED);
+    assert_int_equal(compile(&m, &options), MR_RESOURCE_EXHAUSTED);
     options.n_blocks -= 1;
-    assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
-                     MR_OK);
+    assert_int_equal(compile(&m, &options), MR_OK);
     mr_exec_memory memory;
-    exec->vt->memory(exec, &memory);
+    m.exec->vt->memory(m.exec, &memory);
     assert_true(memory.kv_bytes >= options.n_blocks * block);
-    exec->vt->destroy(exec);
-    backend->vt->weights_destroy(backend, weights);
-    backend->vt->destroy(backend);
-    tiny_plan_destroy(&tiny);
-    cuda_assert_clean();
+    m.exec->vt->destroy(m.exec);
+    unload(&m);
 }
 
 /* What there is no kernel for is refused by name. */
@@ -160,26 +181,17 @@ static void test_unknown_shapes_are_refused(void **state)
     (void)state;
     tiny_dims dims = tiny_dims_default();
     dims.head_width = 272;
-    tiny_plan tiny;
-    tiny_plan_create(&dims, &tiny);
-    mr_backend *backend = cuda_open(MR_DTYPE_BF16);
-    mr_weights *weights = NULL;
-    mr_exec *exec = NULL;
-    mr_error err = {0};
-    assert_int_equal(backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err), MR_OK);
+    loaded m = {0};
+    tiny_plan_create(&dims, &m.tiny);
+    upload(&m, cuda_open(MR_DTYPE_BF16));
     mr_exec_options options = cuda_exec_options();
-    assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
-                     MR_UNIMPLEMENTED);
-    cuda_assert_says(&err, "attention");
-    cuda_assert_says(&err, "256");
+    assert_int_equal(compile(&m, &options), MR_UNIMPLEMENTED);
+    cuda_assert_says(&m.err, "attention");
+    cuda_assert_says(&m.err, "256");
     options.kv_dtype = MR_DTYPE_U8;
-    assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
-                     MR_UNIMPLEMENTED);
-    assert_string_equal(err.field, "kv_cache_dtype");
-    backend->vt->weights_destroy(backend, weights);
-    backend->vt->destroy(backend);
-    tiny_plan_destroy(&tiny);
-    cuda_assert_clean();
+    assert_int_equal(compile(&m, &options), MR_UNIMPLEMENTED);
+    assert_string_equal(m.err.field, "kv_cache_dtype");
+    unload(&m);
 }
 
 /* The GPU would read rows behind the table of learned positions. */
@@ -187,32 +199,23 @@ static void test_more_positions_than_were_learned_are_refused(void **state)
 {
     (void)state;
     const tiny_dims dims = tiny_dims_default();
-    tiny_plan tiny;
-    tiny_plan_create(&dims, &tiny);
-    mr_backend *backend = cuda_open(MR_DTYPE_BF16);
-    mr_weights *weights = NULL;
-    mr_exec *exec = NULL;
-    mr_error err = {0};
-    mr_op_embed *embed = &tiny.plan->ops[0].embed;
-    assert_int_equal(tiny.plan->ops[0].kind, MR_OP_EMBED);
+    loaded m = {0};
+    tiny_plan_create(&dims, &m.tiny);
+    mr_op_embed *embed = &m.tiny.plan->ops[0].embed;
+    assert_int_equal(m.tiny.plan->ops[0].kind, MR_OP_EMBED);
     embed->learned_positions = true;
     embed->positions = embed->table;
     embed->offset = dims.vocab - 10;
-    assert_int_equal(backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err), MR_OK);
+    upload(&m, cuda_open(MR_DTYPE_BF16));
     mr_exec_options options = cuda_exec_options();
     options.max_context = 11;
     uint64_t room = 0;
-    assert_int_equal(backend->vt->kv_room(backend, tiny.plan, &options, &room, &err),
-                     MR_INVALID_ARGUMENT);
-    assert_int_equal(backend->vt->compile(backend, tiny.plan, weights, &options, &exec, &err),
-                     MR_INVALID_ARGUMENT);
-    assert_string_equal(err.field, "max_seq_length");
+    assert_int_equal(kv_room(&m, &options, &room), MR_INVALID_ARGUMENT);
+    assert_int_equal(compile(&m, &options), MR_INVALID_ARGUMENT);
+    assert_string_equal(m.err.field, "max_seq_length");
     options.max_context = 10;
-    assert_int_equal(backend->vt->kv_room(backend, tiny.plan, &options, &room, &err), MR_OK);
-    backend->vt->weights_destroy(backend, weights);
-    backend->vt->destroy(backend);
-    tiny_plan_destroy(&tiny);
-    cuda_assert_clean();
+    assert_int_equal(kv_room(&m, &options, &room), MR_OK);
+    unload(&m);
 }
 
 int main(void)

@@ -32,6 +32,19 @@ static void test_graphs_of_decode_steps(void **state)
     cuda_fixture_close(&f);
 }
 
+/* What the last step copied to the GPU; a decode step has the places of its bucket. */
+static const void *staged(const cuda_fixture *f, uint64_t offset)
+{
+    return (const void *)(uintptr_t)(((const mr_cuda_exec *)f->session.exec)->stage + offset);
+}
+
+static mr_cuda_step_header staged_header(const cuda_fixture *f)
+{
+    mr_cuda_step_header header;
+    memcpy(&header, staged(f, 0), sizeof(header));
+    return header;
+}
+
 /* The area that a step copies: padding rows write into the null block. */
 static void test_padding_of_a_bucket(void **state)
 {
@@ -39,9 +52,7 @@ static void test_padding_of_a_bucket(void **state)
     cuda_fixture f;
     cuda_fixture_open_heads(&f, 64);
     cuda_decode(&f, 3, 5);
-    const mr_cuda_exec *exec = (const mr_cuda_exec *)f.session.exec;
-    mr_cuda_step_header header;
-    memcpy(&header, (const void *)(uintptr_t)exec->stage, sizeof(header));
+    const mr_cuda_step_header header = staged_header(&f);
     assert_int_equal(header.n_tokens, 3);
     assert_int_equal(header.n_rows, 3);
     assert_int_equal(header.n_items, 3);
@@ -54,10 +65,10 @@ static void test_padding_of_a_bucket(void **state)
                                    .bias = 1024};
     mr_cuda_stage stage;
     mr_cuda_stage_lay_out(&counts, 1, &stage);
-    const uint32_t *kv_slot = (const uint32_t *)(uintptr_t)(exec->stage + stage.kv_slot);
+    const uint32_t *kv_slot = staged(&f, stage.kv_slot);
     assert_true(kv_slot[2] / f.session.options.block_size != MR_NULL_BLOCK);
     assert_int_equal(kv_slot[3], 0);
-    const mr_cuda_item *items = (const mr_cuda_item *)(uintptr_t)(exec->stage + stage.items);
+    const mr_cuda_item *items = staged(&f, stage.items);
     assert_int_equal(items[2].token, 2);
     assert_int_equal(items[2].split, 0);
     cuda_fixture_close(&f);
@@ -76,10 +87,19 @@ static void test_the_last_of_two_deltas_wins(void **state)
     assert_int_equal(mr_batch_add_block(f.session.storage, &second), MR_OK);
     tiny_feed(&f.session, 1, cuda_prompt, 1, 1, false);
     tiny_run(&f.session, &out);
-    const mr_cuda_exec *exec = (const mr_cuda_exec *)f.session.exec;
-    mr_cuda_step_header header;
-    memcpy(&header, (const void *)(uintptr_t)exec->stage, sizeof(header));
-    assert_int_equal(header.n_block_deltas, 1);
+    assert_int_equal(staged_header(&f).n_block_deltas, 1);
+    const mr_cuda_counts counts = {.tokens = 1,
+                                   .rows = 1,
+                                   .items = 1,
+                                   .block_deltas = 66,
+                                   .history_deltas = 1,
+                                   .history_tokens = 68,
+                                   .bias = 1024};
+    mr_cuda_stage stage;
+    mr_cuda_stage_lay_out(&counts, 1, &stage);
+    const mr_cuda_block_entry *entry = staged(&f, stage.block_deltas);
+    assert_int_equal(entry->index, 3); /* of slot 0 */
+    assert_int_equal(entry->block, 6);
     cuda_fixture_close(&f);
 }
 

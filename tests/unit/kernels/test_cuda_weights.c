@@ -18,6 +18,16 @@ static float bf16_at(mr_cuda_ptr base, uint64_t index)
     return mr_bf16_to_f32(bits);
 }
 
+static mr_weights *load(mr_backend *backend, const mr_plan *plan)
+{
+    mr_weights *weights = NULL;
+    mr_error err = {0};
+    if (backend->vt->upload(backend, plan, NULL, NULL, &weights, &err) != MR_OK) {
+        fail_msg("%s", err.message);
+    }
+    return weights;
+}
+
 static void test_parts_lie_side_by_side_and_are_converted(void **state)
 {
     (void)state;
@@ -28,9 +38,7 @@ static void test_parts_lie_side_by_side_and_are_converted(void **state)
     tiny_plan tiny;
     tiny_plan_create(&dims, &tiny);
     mr_backend *backend = cuda_open(MR_DTYPE_BF16);
-    mr_weights *made = NULL;
-    mr_error err = {0};
-    assert_int_equal(backend->vt->upload(backend, tiny.plan, NULL, NULL, &made, &err), MR_OK);
+    mr_weights *made = load(backend, tiny.plan);
     const mr_cuda_weights *w = (const mr_cuda_weights *)made;
     for (uint32_t i = 0; i < tiny.plan->n_ops; i++) {
         if (tiny.plan->ops[i].kind == MR_OP_LINEAR) {
@@ -60,8 +68,8 @@ static void test_parts_lie_side_by_side_and_are_converted(void **state)
     cuda_assert_clean();
 }
 
-/* Weights that are made of nothing, and weights of int8 codes with a scale an output. */
-static void test_random_weights_and_codes_are_made_while_loading(void **state)
+/* F32 weights that are made of nothing. Matrices smaller than the table are made by the host. */
+static void test_random_weights_are_made_while_loading(void **state)
 {
     (void)state;
     const tiny_dims dims = tiny_dims_default();
@@ -77,24 +85,33 @@ static void test_random_weights_and_codes_are_made_while_loading(void **state)
     assert_int_equal(mr_random_table_create(MR_DTYPE_F32, 0.0f, &table), MR_OK);
     mr_random_weight_fill(table, q, 0, 64 * 64, made);
     mr_random_table_destroy(table);
+    mr_backend *backend = cuda_open(MR_DTYPE_BF16);
+    mr_weights *weights = load(backend, tiny.plan);
+    const mr_cuda_weights *w = (const mr_cuda_weights *)weights;
+    for (uint32_t i = 0; i < 64 * 64; i++) {
+        assert_true(bf16_at(mr_cuda_weight_at(w, tiny.layers[0].q), i) ==
+                    mr_bf16_to_f32(mr_f32_to_bf16(made[i])));
+    }
+    backend->vt->weights_destroy(backend, weights);
+    backend->vt->destroy(backend);
+    tiny_plan_destroy(&tiny);
+    cuda_assert_clean();
+}
 
-    static uint8_t codes[32 * 64];
-    float scales[32];
-    for (uint32_t i = 0; i < 32 * 64; i++) {
-        codes[i] = (uint8_t)(i * 7);
-    }
-    for (uint32_t n = 0; n < 32; n++) {
-        scales[n] = 0.5f + (float)n;
-    }
+/* Gives the second layer's k an int8 code an element, with a scale an output, in the place of what
+ * it has. */
+static mr_weight_id give_codes(tiny_plan *tiny, const uint8_t codes[32 * 64],
+                               const float scales[32])
+{
     const mr_weight_codes from = {
         .codes = {.data = codes,
-                  .bytes = sizeof(codes),
+                  .bytes = 32 * 64,
                   .form = MR_CODES_INT8,
                   .bits = 8,
                   .next = 1,
                   .line = 64},
         .scales = (const uint8_t *)scales,
-        .scale_bytes = sizeof(scales),
+        .scale_bytes = 32 * sizeof(*scales),
         .scale_dtype = MR_DTYPE_F32,
         .scale_row = 1,
         .scale_group = 1,
@@ -104,28 +121,38 @@ static void test_random_weights_and_codes_are_made_while_loading(void **state)
     };
     const mr_plan_weight weight = {.name = "codes", .n = 32, .k = 64};
     mr_weight_id k = 0;
-    assert_int_equal(mr_plan_add_codes(tiny.plan, &weight, &from, &k), MR_OK);
-    tiny.data = realloc(tiny.data, (k + 1u) * sizeof(*tiny.data));
-    assert_non_null(tiny.data);
-    tiny.data[k] = NULL;
-    for (uint32_t i = 0; i < tiny.plan->n_ops; i++) {
-        mr_op *op = &tiny.plan->ops[i];
-        if (op->kind == MR_OP_LINEAR && op->linear.weight[1] == tiny.layers[1].k &&
+    assert_int_equal(mr_plan_add_codes(tiny->plan, &weight, &from, &k), MR_OK);
+    tiny->data = realloc(tiny->data, (k + 1u) * sizeof(*tiny->data));
+    assert_non_null(tiny->data);
+    tiny->data[k] = NULL;
+    for (uint32_t i = 0; i < tiny->plan->n_ops; i++) {
+        mr_op *op = &tiny->plan->ops[i];
+        if (op->kind == MR_OP_LINEAR && op->linear.weight[1] == tiny->layers[1].k &&
             op->linear.parts == 3) {
             op->linear.weight[1] = k;
         }
     }
+    return k;
+}
+
+static void test_codes_are_decoded_while_loading(void **state)
+{
+    (void)state;
+    static uint8_t codes[32 * 64];
+    float scales[32];
+    for (uint32_t i = 0; i < 32 * 64; i++) {
+        codes[i] = (uint8_t)(i * 7);
+    }
+    for (uint32_t n = 0; n < 32; n++) {
+        scales[n] = 0.5f + (float)n;
+    }
+    const tiny_dims dims = tiny_dims_default();
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    const mr_weight_id k = give_codes(&tiny, codes, scales);
     mr_backend *backend = cuda_open(MR_DTYPE_BF16);
-    mr_weights *weights = NULL;
-    mr_error err = {0};
-    if (backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err) != MR_OK) {
-        fail_msg("%s", err.message);
-    }
+    mr_weights *weights = load(backend, tiny.plan);
     const mr_cuda_weights *w = (const mr_cuda_weights *)weights;
-    for (uint32_t i = 0; i < 64 * 64; i++) {
-        assert_true(bf16_at(mr_cuda_weight_at(w, tiny.layers[0].q), i) ==
-                    mr_bf16_to_f32(mr_f32_to_bf16(made[i])));
-    }
     for (uint32_t i = 0; i < 32 * 64; i++) {
         const float want = scales[i / 64] * (float)(int8_t)codes[i];
         assert_true(bf16_at(mr_cuda_weight_at(w, k), i) == mr_bf16_to_f32(mr_f32_to_bf16(want)));
@@ -164,7 +191,8 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_parts_lie_side_by_side_and_are_converted, cuda_setup),
-        cmocka_unit_test_setup(test_random_weights_and_codes_are_made_while_loading, cuda_setup),
+        cmocka_unit_test_setup(test_random_weights_are_made_while_loading, cuda_setup),
+        cmocka_unit_test_setup(test_codes_are_decoded_while_loading, cuda_setup),
         cmocka_unit_test_setup(test_a_failing_copy_ends_loading, cuda_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
