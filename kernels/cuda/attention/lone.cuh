@@ -129,11 +129,6 @@ struct mr_lone_cursor {
 
 /* ---- the ring ---- */
 
-__device__ static inline const uint8_t *mr_bytes_at(mr_cuda_ptr ptr)
-{
-    return reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(ptr));
-}
-
 /* Brings a warp's stages, one after the other, through its pieces without a stop. Rows that do not
  * count are zeroes. */
 template <int D, mr_lone_kv KV> class mr_lone_loader
@@ -178,8 +173,8 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
     }
     template <bool WHOLE> __device__ void copy(const mr_split_args &a, uint32_t to) const
     {
-        const uint8_t *keys = mr_bytes_at(a.p.kv.keys) + threadIdx.x % 32 * 16;
-        const uint8_t *values = mr_bytes_at(a.p.kv.values) + threadIdx.x % 32 * 16;
+        const uint8_t *keys = mr_at<const uint8_t>(a.p.kv.keys) + threadIdx.x % 32 * 16;
+        const uint8_t *values = mr_at<const uint8_t>(a.p.kv.values) + threadIdx.x % 32 * 16;
         const uint32_t within = key & ((1u << a.shift) - 1);
         if (stage::KEYS >> a.shift <= 1) { /* all in one block: what follows each other there */
             const uint32_t first = __shfl_sync(0xffffffffu, of, 0);
@@ -210,8 +205,9 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             if (r < stage::KEYS && key + r >= piece.begin && key + r < piece.end) {
                 const size_t from = static_cast<size_t>(mine) * a.piece16 * 16 +
                                     (key + r & ((1u << a.shift) - 1)) * 4;
-                mr_copy4(to + stage::KEY_SCALES + r * 4, mr_bytes_at(a.p.kv.keys) + from);
-                mr_copy4(to + stage::VALUE_SCALES + r * 4, mr_bytes_at(a.p.kv.values) + from);
+                mr_copy4(to + stage::KEY_SCALES + r * 4, mr_at<const uint8_t>(a.p.kv.keys) + from);
+                mr_copy4(to + stage::VALUE_SCALES + r * 4,
+                         mr_at<const uint8_t>(a.p.kv.values) + from);
             }
         }
     }

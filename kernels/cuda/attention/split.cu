@@ -100,8 +100,8 @@ __device__ static inline void mr_visit_keys(const mr_split_args &a, const uint32
     const bool inside = d < width;
     constexpr bool I8 = mr_is_i8<KV>::value;
     const bool whole = width % 8 == 0 && !(I8 && a.p.kv.block_size % 2 != 0);
-    const KV *keys = reinterpret_cast<const KV *>(static_cast<uintptr_t>(a.p.kv.keys));
-    const KV *values = reinterpret_cast<const KV *>(static_cast<uintptr_t>(a.p.kv.values));
+    const KV *keys = mr_at<const KV>(a.p.kv.keys);
+    const KV *values = mr_at<const KV>(a.p.kv.values);
     /* All lanes of a warp make the same number of turns: they shuffle together. */
     for (uint32_t first = begin; first < end; first += STREAMS * KEYS) {
         uint32_t row[KEYS];

@@ -55,8 +55,8 @@ __device__ static inline void mr_fetch(const mr_tiles_args &a, const uint32_t *t
     constexpr uint32_t CHUNKS = D / 8;
     const uint32_t size = a.p.kv.block_size;
     const uint32_t c = threadIdx.x % CHUNKS;
-    const uint4 *keys = reinterpret_cast<const uint4 *>(static_cast<uintptr_t>(a.p.kv.keys));
-    const uint4 *values = reinterpret_cast<const uint4 *>(static_cast<uintptr_t>(a.p.kv.values));
+    const uint4 *keys = mr_at<const uint4>(a.p.kv.keys);
+    const uint4 *values = mr_at<const uint4>(a.p.kv.values);
 #pragma unroll
     for (uint32_t r = threadIdx.x / CHUNKS; r < KEYS; r += THREADS / CHUNKS) {
         const uint32_t key = first + r;
@@ -82,9 +82,8 @@ __device__ static inline void mr_fetch_codes(const mr_tiles_args &a, const uint3
     constexpr uint32_t CHUNKS = D / 8;
     const uint32_t size = a.p.kv.block_size;
     const uint32_t c = threadIdx.x % CHUNKS;
-    const uint8_t *planes[2] = {
-        reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.keys)),
-        reinterpret_cast<const uint8_t *>(static_cast<uintptr_t>(a.p.kv.values))};
+    const uint8_t *planes[2] = {mr_at<const uint8_t>(a.p.kv.keys),
+                                mr_at<const uint8_t>(a.p.kv.values)};
 #pragma unroll 4
     for (uint32_t r = threadIdx.x / CHUNKS; r < KEYS; r += THREADS / CHUNKS) {
         const uint32_t key = first + r;
@@ -129,7 +128,7 @@ __device__ static inline void mr_fetch_queries(const mr_tiles_args &a, const mr_
     constexpr uint32_t CHUNKS = D / 8;
     const uint32_t heads = a.p.heads + 2 * a.p.kv.heads;
     const uint32_t c = threadIdx.x % CHUNKS;
-    const uint4 *qkv = reinterpret_cast<const uint4 *>(static_cast<uintptr_t>(a.p.qkv));
+    const uint4 *qkv = mr_at<const uint4>(a.p.qkv);
 #pragma unroll
     for (uint32_t r = threadIdx.x / CHUNKS; r < ROWS; r += THREADS / CHUNKS) {
         const bool there = r < tile.count;
@@ -274,7 +273,7 @@ __device__ static inline void mr_store_rows(const mr_tiles_args &a, const mr_cud
                                             const float (&out)[D / 8][4], float (&sum)[2])
 {
     const uint32_t lane = threadIdx.x % 32;
-    T *to = reinterpret_cast<T *>(static_cast<uintptr_t>(a.p.out));
+    T *to = mr_at<T>(a.p.out);
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         sum[h] += __shfl_xor_sync(0xffffffffu, sum[h], 1);

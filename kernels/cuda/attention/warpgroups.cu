@@ -178,7 +178,7 @@ __device__ static inline void mr_store_pair(const mr_warpgroup_args &a, const mr
     }
     __syncwarp();
     constexpr uint32_t CHUNKS = D / 8;
-    uint4 *to = reinterpret_cast<uint4 *>(static_cast<uintptr_t>(a.tiles.p.out));
+    uint4 *to = mr_at<uint4>(a.tiles.p.out);
 #pragma unroll
     for (uint32_t i = lane; i < 16 * CHUNKS; i += 32) {
         const uint32_t r = i / CHUNKS;

@@ -74,7 +74,7 @@ int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
 int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
 
-template <typename T> static inline T *mr_at(mr_cuda_ptr ptr)
+template <typename T> __host__ __device__ static inline T *mr_at(mr_cuda_ptr ptr)
 {
     return reinterpret_cast<T *>(static_cast<uintptr_t>(ptr));
 }
@@ -156,8 +156,7 @@ __device__ static inline float mr_raw_scale(const mr_cuda_raw_scales &raw, size_
     if (raw.row == 0) {
         return 1.0f;
     }
-    return reinterpret_cast<const float *>(static_cast<uintptr_t>(raw.row))[row] *
-           reinterpret_cast<const float *>(static_cast<uintptr_t>(raw.column))[column];
+    return mr_at<const float>(raw.row)[row] * mr_at<const float>(raw.column)[column];
 }
 
 /* Four elements from a column on that is a multiple of 4. */
@@ -167,9 +166,8 @@ __device__ static inline float4 mr_scaled4(float4 x, const mr_cuda_raw_scales &r
     if (raw.row == 0) {
         return x;
     }
-    const float r = reinterpret_cast<const float *>(static_cast<uintptr_t>(raw.row))[row];
-    const float4 c =
-        reinterpret_cast<const float4 *>(static_cast<uintptr_t>(raw.column))[column / 4];
+    const float r = mr_at<const float>(raw.row)[row];
+    const float4 c = mr_at<const float4>(raw.column)[column / 4];
     return make_float4(x.x * (r * c.x), x.y * (r * c.y), x.z * (r * c.z), x.w * (r * c.w));
 }
 

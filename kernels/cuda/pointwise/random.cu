@@ -32,8 +32,8 @@ template <typename U> __global__ static void mr_random_kernel(mr_cuda_random p)
 {
     mr_let_next_come();
     mr_wait_for_previous();
-    const U *table = reinterpret_cast<const U *>(static_cast<uintptr_t>(p.table));
-    U *out = reinterpret_cast<U *>(static_cast<uintptr_t>(p.out));
+    const U *table = mr_at<const U>(p.table);
+    U *out = mr_at<U>(p.out);
     const uint64_t step = static_cast<uint64_t>(gridDim.x) * THREADS;
     for (uint64_t draw = static_cast<uint64_t>(blockIdx.x) * THREADS + threadIdx.x;
          draw * A_DRAW < p.count; draw += step) {
