@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights made of nothing in the memory of a GPU: the bits that a CPU makes, whoever makes them. */
-#include "fake_gpu.h"
-#include "kernels/cuda/internal.h"
+#include "cuda_fixture.h"
 #include "kernels/random_weight.h"
 #include "tiny_codes.h"
 
@@ -113,7 +112,7 @@ static uint32_t check_all(mr_dtype compute, bool coded)
     backend->vt->destroy(backend);
     tiny_plan_destroy(&tiny);
     tiny_codes_destroy(&codes);
-    assert_int_equal(fake.allocated, 0);
+    cuda_assert_clean();
     return made;
 }
 
@@ -131,7 +130,6 @@ static void test_the_gpu_makes_what_the_host_makes(void **state)
 static void test_codes_and_scales_are_made_there_too(void **state)
 {
     (void)state;
-    fake_reset();
     /* Of two layers q, k, v, o, gate, up, down; between them tables change. */
     assert_int_equal(check_all(MR_DTYPE_BF16, true), 2 + 2 * 7);
 }
@@ -139,35 +137,30 @@ static void test_codes_and_scales_are_made_there_too(void **state)
 static void test_a_failing_launch_ends_loading(void **state)
 {
     (void)state;
-    const mr_cuda_options options = {
-        .compute = MR_DTYPE_BF16, .threads = 1, .memory_fraction = 0.9, .api = fake_api()};
-    fake_reset();
     tiny_dims dims = tiny_dims_default();
     dims.vocab = 1031;
     tiny_plan tiny;
-    mr_backend *backend = NULL;
     mr_weights *weights = NULL;
     mr_error err = {0};
     tiny_plan_create(&dims, &tiny);
     make_all_random(&tiny);
-    assert_int_equal(mr_cuda_backend_create(&options, &backend, NULL), MR_OK);
+    mr_backend *backend = cuda_open(MR_DTYPE_BF16);
     fake.fail = "random";
     fake.fail_at = 1;
     assert_int_equal(backend->vt->upload(backend, tiny.plan, NULL, NULL, &weights, &err),
                      MR_INTERNAL);
-    assert_non_null(strstr(err.message, "making weights"));
+    cuda_assert_says(&err, "making weights");
     backend->vt->destroy(backend);
     tiny_plan_destroy(&tiny);
-    assert_int_equal(fake.allocated, 0);
-    assert_int_equal(fake.host_areas, 0);
+    cuda_assert_clean();
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_the_gpu_makes_what_the_host_makes),
-        cmocka_unit_test(test_codes_and_scales_are_made_there_too),
-        cmocka_unit_test(test_a_failing_launch_ends_loading),
+        cmocka_unit_test_setup(test_the_gpu_makes_what_the_host_makes, cuda_setup),
+        cmocka_unit_test_setup(test_codes_and_scales_are_made_there_too, cuda_setup),
+        cmocka_unit_test_setup(test_a_failing_launch_ends_loading, cuda_setup),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
