@@ -2,19 +2,20 @@
 /*
  * What the host files of kernels/cuda share.
  *
- *   module.c   finds libmillrace-cuda.so
- *   slab.c     the GPU's memory: one allocation, given out from the bottom
- *   place.c    where each weight lies
- *   weights.c  their conversion and upload
- *   coded.c    which matrices stay F8_E4M3, and who rounds rows for them
- *   layout.c   sizes of everything an executor has; where a step's arrays lie in the staging area
- *   memory.c   that an executor has, on the GPU and pinned
- *   exec.c     makes an executor
- *   fuse.c     layers that one launch runs
- *   launch.c   the plan's operators as calls of the table
- *   stage.c    a step's arrays, as they lie in the staging area
- *   step.c     submit, wait, graphs
- *   transfer.c KV blocks to and from host memory
+ *   cuda_backend.c  opens a GPU, as an mr_backend
+ *   module.c        finds libmillrace-cuda.so
+ *   slab.c          the GPU's memory: one allocation, given out from the bottom
+ *   place.c         where each weight lies
+ *   weights.c       their conversion and upload
+ *   coded.c         which matrices stay F8_E4M3, and who rounds rows for them
+ *   layout.c        sizes of what an executor has; where a step's arrays lie in the staging area
+ *   memory.c        that an executor has, on the GPU and pinned
+ *   exec.c          makes an executor
+ *   fuse.c          layers that one launch runs
+ *   launch.c        the plan's operators as calls of the table
+ *   stage.c         a step's arrays, as they lie in the staging area
+ *   step.c          submit, wait, graphs
+ *   transfer.c      KV blocks to and from host memory
  */
 #ifndef MILLRACE_KERNELS_CUDA_INTERNAL_H
 #define MILLRACE_KERNELS_CUDA_INTERNAL_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /*
  * Attention of single tokens over the paged cache, keys divided at fixed positions: decoding, and
- * every shape that prompt attention (tiles.cu) does not take.
+ * every shape that prompt attention (tiles.cu) does not take. Heads, types and blocks that suit the
+ * matrix units go on to lone.cu; the kernel here takes all others.
  *
  *   item     (token, split): keys [256 · split, 256 · split + 256) as far as the token sees them
  *   work     (item, key/value head, S of the query heads that share it)
