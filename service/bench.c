@@ -150,17 +150,17 @@ static mr_status decode(bench *b, uint32_t batch, uint32_t position, uint32_t st
     return under_way > 0 ? mr_stepper_wait(b->stepper, &output, err) : MR_OK;
 }
 
-static int compare_rates(const void *a, const void *b)
+static int compare(const void *a, const void *b)
 {
     const double x = *(const double *)a;
     const double y = *(const double *)b;
     return (x > y) - (x < y);
 }
 
-static double median(double *rates, uint32_t count)
+double mr_bench_median(double *runs, uint32_t count)
 {
-    qsort(rates, count, sizeof(*rates), compare_rates);
-    return count % 2 == 1 ? rates[count / 2] : (rates[count / 2 - 1] + rates[count / 2]) / 2;
+    qsort(runs, count, sizeof(*runs), compare);
+    return count % 2 == 1 ? runs[count / 2] : (runs[count / 2 - 1] + runs[count / 2]) / 2;
 }
 
 static mr_status run_prefill(bench *b, uint32_t tokens, uint32_t repeat, mr_error *err)
@@ -185,7 +185,7 @@ mr_status mr_bench_prefill(mr_runtime *runtime, uint32_t tokens, uint32_t repeat
         status = run_prefill(&b, tokens, repeat, err);
     }
     if (status == MR_OK) {
-        out->tokens_per_s = median(b.rates, repeat);
+        out->tokens_per_s = mr_bench_median(b.rates, repeat);
     }
     close_bench(&b);
     return status;
@@ -218,7 +218,7 @@ mr_status mr_bench_decode(mr_runtime *runtime, const mr_bench_decode_spec *spec,
         status = run_decode(&b, spec, err);
     }
     if (status == MR_OK) {
-        out->tokens_per_s = median(b.rates, spec->repeat);
+        out->tokens_per_s = mr_bench_median(b.rates, spec->repeat);
     }
     close_bench(&b);
     return status;

@@ -29,4 +29,7 @@ typedef struct mr_bench_decode_spec {
 MR_MUST_USE mr_status mr_bench_decode(mr_runtime *runtime, const mr_bench_decode_spec *spec,
                                       mr_bench_result *out, mr_error *err);
 
+/* Of `count` ≥ 1 runs, which it sorts; of an even number the mean of the two in the middle. */
+double mr_bench_median(double *runs, uint32_t count);
+
 #endif

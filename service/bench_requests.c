@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "service/bench.h"
 #include "service/load.h"
 #include "service/result.h"
 
@@ -98,13 +99,7 @@ static mr_status run_all(bench *b, uint32_t prompt, uint32_t generate, double *s
     return status;
 }
 
-static int compare(const void *a, const void *b)
-{
-    const double x = *(const double *)a;
-    const double y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
+/* seconds: [spec->repeat]. */
 static mr_status measure(bench *b, const mr_bench_requests_spec *spec, double *seconds,
                          mr_error *err)
 {
@@ -113,7 +108,6 @@ static mr_status measure(bench *b, const mr_bench_requests_spec *spec, double *s
     for (uint32_t i = 0; i < spec->repeat; i++) {
         MR_TRY(run_all(b, spec->prompt, spec->generate, &seconds[i], err));
     }
-    qsort(seconds, spec->repeat, sizeof(*seconds), compare);
     return MR_OK;
 }
 
@@ -132,8 +126,7 @@ mr_status mr_bench_requests(mr_runtime *runtime, const mr_bench_requests_spec *s
         goto cleanup;
     }
     MR_TRY_CLEANUP(status, measure(&b, spec, runs, err));
-    const uint32_t half = spec->repeat / 2;
-    *seconds = spec->repeat % 2 == 1 ? runs[half] : (runs[half - 1] + runs[half]) / 2;
+    *seconds = mr_bench_median(runs, spec->repeat);
 cleanup:
     mr_waiter_deinit(&b.waiter);
     free(b.runs);

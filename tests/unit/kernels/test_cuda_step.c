@@ -32,7 +32,22 @@ static void test_graphs_of_decode_steps(void **state)
     cuda_fixture_close(&f);
 }
 
-/* What the last step copied to the GPU; a decode step has the places of its bucket. */
+/* Where the arrays of a decode step lie: there is room for what steps of its bucket may have. */
+static mr_cuda_stage stage_of(uint32_t bucket, uint32_t items)
+{
+    const mr_cuda_counts counts = {.tokens = bucket,
+                                   .rows = bucket,
+                                   .items = items,
+                                   .block_deltas = 2 * bucket + 64,
+                                   .history_deltas = bucket,
+                                   .history_tokens = 4 * bucket + 64,
+                                   .bias = 1024};
+    mr_cuda_stage stage;
+    mr_cuda_stage_lay_out(&counts, 1, &stage);
+    return stage;
+}
+
+/* What the last step copied to the GPU. */
 static const void *staged(const cuda_fixture *f, uint64_t offset)
 {
     return (const void *)(uintptr_t)(((const mr_cuda_exec *)f->session.exec)->stage + offset);
@@ -56,15 +71,7 @@ static void test_padding_of_a_bucket(void **state)
     assert_int_equal(header.n_tokens, 3);
     assert_int_equal(header.n_rows, 3);
     assert_int_equal(header.n_items, 3);
-    const mr_cuda_counts counts = {.tokens = 4,
-                                   .rows = 4,
-                                   .items = 3,
-                                   .block_deltas = 72,
-                                   .history_deltas = 4,
-                                   .history_tokens = 80,
-                                   .bias = 1024};
-    mr_cuda_stage stage;
-    mr_cuda_stage_lay_out(&counts, 1, &stage);
+    const mr_cuda_stage stage = stage_of(4, 3);
     const uint32_t *kv_slot = staged(&f, stage.kv_slot);
     assert_true(kv_slot[2] / f.session.options.block_size != MR_NULL_BLOCK);
     assert_int_equal(kv_slot[3], 0);
@@ -88,15 +95,7 @@ static void test_the_last_of_two_deltas_wins(void **state)
     tiny_feed(&f.session, 1, cuda_prompt, 1, 1, false);
     tiny_run(&f.session, &out);
     assert_int_equal(staged_header(&f).n_block_deltas, 1);
-    const mr_cuda_counts counts = {.tokens = 1,
-                                   .rows = 1,
-                                   .items = 1,
-                                   .block_deltas = 66,
-                                   .history_deltas = 1,
-                                   .history_tokens = 68,
-                                   .bias = 1024};
-    mr_cuda_stage stage;
-    mr_cuda_stage_lay_out(&counts, 1, &stage);
+    const mr_cuda_stage stage = stage_of(1, 1);
     const mr_cuda_block_entry *entry = staged(&f, stage.block_deltas);
     assert_int_equal(entry->index, 3); /* of slot 0 */
     assert_int_equal(entry->block, 6);
