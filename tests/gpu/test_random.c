@@ -1,7 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Weights that the GPU makes of nothing, bit by bit those that the host makes. */
 #include "gpu.h"
-#include "kernels/cuda/internal.h"
 #include "kernels/random_weight.h"
 
 #include <setjmp.h>
@@ -16,9 +15,7 @@
 #define GUARD 64u /* bytes behind the weight that must stay as they are */
 
 typedef struct fixture {
-    mr_backend *backend;
-    const mr_cuda_api *api;
-    mr_cuda_context *context;
+    gpu_bench bench;
     mr_cuda_ptr table;
     mr_cuda_ptr out;
     uint8_t *want;
@@ -27,21 +24,16 @@ typedef struct fixture {
 
 static void open_fixture(fixture *f)
 {
-    f->backend = gpu_backend(MR_DTYPE_BF16);
-    f->api = ((const mr_cuda_backend *)f->backend)->api;
-    f->context = ((const mr_cuda_backend *)f->backend)->context;
-    assert_int_equal(f->api->alloc(f->context, MR_RANDOM_PATTERNS * 4, &f->table), 0);
-    assert_int_equal(f->api->alloc(f->context, 4 * MOST + GUARD, &f->out), 0);
-    f->want = malloc(4 * MOST + GUARD);
-    f->found = malloc(4 * MOST + GUARD);
-    assert_true(f->want != NULL && f->found != NULL);
+    gpu_bench_open(&f->bench, MR_DTYPE_BF16, (uint64_t)16 << 20);
+    f->table = gpu_room(&f->bench, MR_RANDOM_PATTERNS * 4);
+    f->out = gpu_room(&f->bench, 4 * MOST + GUARD);
+    f->want = gpu_array(4 * MOST + GUARD, 1);
+    f->found = gpu_array(4 * MOST + GUARD, 1);
 }
 
 static void close_fixture(fixture *f)
 {
-    f->api->release(f->context, f->table);
-    f->api->release(f->context, f->out);
-    f->backend->vt->destroy(f->backend);
+    gpu_bench_close(&f->bench);
     free(f->want);
     free(f->found);
 }
@@ -59,12 +51,13 @@ static void assert_made(fixture *f, const mr_plan_weight *weight, const void *ta
         .bytes = bytes,
     };
     memset(f->want + size, 0xa5, GUARD);
-    int code = f->api->to_device(f->context, f->table, table, MR_RANDOM_PATTERNS * bytes);
-    code = code == 0 ? f->api->fill(f->context, f->out, 0xa5, size + GUARD) : code;
-    code = code == 0 ? f->api->random(f->context, &random) : code;
-    code = code == 0 ? f->api->to_host(f->context, f->found, f->out, size + GUARD) : code;
-    code = code == 0 ? f->api->synchronize(f->context) : code;
+    const mr_cuda_api *api = f->bench.api;
+    mr_cuda_context *context = f->bench.context;
+    int code = api->to_device(context, f->table, table, MR_RANDOM_PATTERNS * bytes);
+    code = code == 0 ? api->fill(context, f->out, 0xa5, size + GUARD) : code;
+    code = code == 0 ? api->random(context, &random) : code;
     assert_int_equal(code, 0);
+    gpu_get(&f->bench, f->found, f->out, size + GUARD);
     assert_memory_equal(f->found, f->want, size + GUARD);
 }
 
