@@ -20,7 +20,9 @@ typedef struct bench {
     uint32_t requests;
     uint32_t started;
     uint32_t ended;
-    uint64_t made; /* prompts, in all runs */
+    uint64_t made;             /* prompts, in all runs */
+    uint64_t prompt_tokens;    /* of the run that goes on */
+    uint64_t generated_tokens; /* likewise */
 } bench;
 
 static mr_status start_one(bench *b, uint32_t prompt, const mr_request_params *params,
@@ -50,10 +52,15 @@ static mr_status take_news(bench *b, mr_error *err)
         }
         MR_TRY(mr_local_run_take(run, err));
         const mr_result *result = &run->results[0];
-        b->ended += run->ended ? 1 : 0;
-        if (run->ended && result->error.status != MR_OK) {
+        if (!run->ended) {
+            continue;
+        }
+        b->ended++;
+        if (result->error.status != MR_OK) {
             return mr_fail(err, result->error.status, "request %u: %s", i, result->error.message);
         }
+        b->prompt_tokens += result->prompt_tokens;
+        b->generated_tokens += result->token_ids.count;
     }
     return MR_OK;
 }
@@ -85,6 +92,8 @@ static mr_status run_all(bench *b, uint32_t prompt, uint32_t generate, double *s
                                    .ignore_eos = true};
     mr_request_params params;
     MR_TRY(mr_generation_check(&ask, MR_SURFACE_CLI, &params, err));
+    b->prompt_tokens = 0;
+    b->generated_tokens = 0;
     const uint64_t begin_ns = mr_monotonic_ns();
     mr_status status = MR_OK;
     while (status == MR_OK && b->started < b->requests) {
@@ -112,7 +121,7 @@ static mr_status measure(bench *b, const mr_bench_requests_spec *spec, double *s
 }
 
 mr_status mr_bench_requests(mr_runtime *runtime, const mr_bench_requests_spec *spec,
-                            double *seconds, mr_error *err)
+                            mr_bench_requests_result *out, mr_error *err)
 {
     bench b = {.runtime = runtime, .requests = spec->requests};
     mr_status status;
@@ -126,7 +135,11 @@ mr_status mr_bench_requests(mr_runtime *runtime, const mr_bench_requests_spec *s
         goto cleanup;
     }
     MR_TRY_CLEANUP(status, measure(&b, spec, runs, err));
-    *seconds = mr_bench_median(runs, spec->repeat);
+    *out = (mr_bench_requests_result){
+        .seconds = mr_bench_median(runs, spec->repeat),
+        .prompt_tokens = b.prompt_tokens,
+        .generated_tokens = b.generated_tokens,
+    };
 cleanup:
     mr_waiter_deinit(&b.waiter);
     free(b.runs);

@@ -15,9 +15,15 @@ typedef struct mr_bench_requests_spec {
     uint32_t repeat;
 } mr_bench_requests_spec;
 
-/* Seconds from the first submit to the last token: the median of the runs, after a short one that
- * is not counted. The runtime has an engine. The status of a request that fails. */
+typedef struct mr_bench_requests_result {
+    double seconds;            /* from the first submit to the last token: the median of the runs */
+    uint64_t prompt_tokens;    /* of all requests of a run */
+    uint64_t generated_tokens; /* that came of them */
+} mr_bench_requests_result;
+
+/* `repeat` runs after a short one that is not counted. The runtime has an engine. The status of a
+ * request that fails. */
 MR_MUST_USE mr_status mr_bench_requests(mr_runtime *runtime, const mr_bench_requests_spec *spec,
-                                        double *seconds, mr_error *err);
+                                        mr_bench_requests_result *out, mr_error *err);
 
 #endif

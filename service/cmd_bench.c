@@ -32,7 +32,7 @@ typedef struct bench_report {
     mr_bench_result decode[MR_CLI_MAX_LIST];
     mr_ceilings ceilings; /* measured for a profile */
     double load_s;
-    double requests_s; /* that all requests took */
+    mr_bench_requests_result requests;
 } bench_report;
 
 static uint32_t largest(const mr_cli_counts *counts)
@@ -87,7 +87,7 @@ static mr_status measure(const bench_options *o, mr_runtime *runtime, bench_repo
             .generate = (uint32_t)o->generate,
             .repeat = (uint32_t)o->repeat,
         };
-        return mr_bench_requests(runtime, &spec, &report->requests_s, err);
+        return mr_bench_requests(runtime, &spec, &report->requests, err);
     }
     if (o->profile) {
         mr_exec_memory memory;
@@ -127,20 +127,23 @@ static json_t *results_array(const char *name, const mr_cli_counts *counts,
     return array;
 }
 
-static double requests_rate(const bench_options *o, const bench_report *report, uint64_t tokens)
+static double total_rate(const mr_bench_requests_result *of)
 {
-    return (double)(o->requests * tokens) / report->requests_s;
+    return (double)(of->prompt_tokens + of->generated_tokens) / of->seconds;
+}
+
+static double output_rate(const mr_bench_requests_result *of)
+{
+    return (double)of->generated_tokens / of->seconds;
 }
 
 /* NULL if steps were measured. */
-static json_t *requests_object(const bench_options *o, const bench_report *report)
+static json_t *requests_object(const bench_options *o, const mr_bench_requests_result *of)
 {
-    return o->requests == 0
-               ? NULL
-               : json_pack("{s:I, s:f, s:f, s:f}", "requests", (json_int_t)o->requests, "seconds",
-                           report->requests_s, "total_tokens_per_s",
-                           requests_rate(o, report, o->prompt + o->generate), "output_tokens_per_s",
-                           requests_rate(o, report, o->generate));
+    return o->requests == 0 ? NULL
+                            : json_pack("{s:I, s:f, s:f, s:f}", "requests", (json_int_t)o->requests,
+                                        "seconds", of->seconds, "total_tokens_per_s",
+                                        total_rate(of), "output_tokens_per_s", output_rate(of));
 }
 
 static json_t *report_object(const bench_options *o, mr_runtime *runtime,
@@ -169,7 +172,7 @@ static json_t *report_object(const bench_options *o, mr_runtime *runtime,
                      (json_int_t)o->prompt, "generate", (json_int_t)o->generate, "repeat",
                      (json_int_t)o->repeat, "load_s", report->load_s, "peak_rss_bytes",
                      (json_int_t)mr_memory_peak_rss(), "memory_bytes", bytes, "kv_cache", kv,
-                     "ceilings", ceilings, "requests", requests_object(o, report));
+                     "ceilings", ceilings, "requests", requests_object(o, &report->requests));
 }
 
 static void print_rates(const char *what, const mr_cli_counts *counts,
@@ -198,9 +201,8 @@ static void print_table(const bench_options *o, mr_runtime *runtime, const bench
     if (o->requests > 0) {
         printf("%" PRIu64 " requests of %" PRIu64 " + %" PRIu64 " tokens at once: %.2f s, %.1f "
                "tokens/s, of them %.1f generated\n",
-               o->requests, o->prompt, o->generate, report->requests_s,
-               requests_rate(o, report, o->prompt + o->generate),
-               requests_rate(o, report, o->generate));
+               o->requests, o->prompt, o->generate, report->requests.seconds,
+               total_rate(&report->requests), output_rate(&report->requests));
         return;
     }
     puts("what                     tokens/s");

@@ -1,17 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """millrace bench offline: the contract of its JSON, and a profile that adds up."""
 import json
-import subprocess
+
+from commands import output, run
 
 LAYERS, HIDDEN, KV_HEADS, HEAD, FEED_FORWARD, VOCABULARY = 30, 576, 3, 64, 1536, 49152
 KV_TYPE_BYTES = 2
 
 
 def bench(binary, model, *arguments):
-    done = subprocess.run(
-        [binary, "bench", "offline", "--model", model, "--json", "--repeat", "1", *arguments],
-        capture_output=True, text=True, timeout=600, check=True)
-    return json.loads(done.stdout)
+    return json.loads(output(binary, "bench", "offline", "--model", model, "--json", "--repeat", "1", *arguments))
 
 
 def test_rates_and_memory(millrace_bin, model_path):
@@ -29,15 +27,14 @@ def test_whole_requests(millrace_bin, model_path):
                    "max_batch_size=2")
     found = report["requests"]
     assert found["requests"] == 5 and found["seconds"] > 0
-    # every request generates all its tokens, whatever it draws
+    # as many tokens as came: every request generates all of its own, whatever it draws
     assert abs(found["output_tokens_per_s"] * found["seconds"] - 5 * 6) < 1e-3
     assert abs(found["total_tokens_per_s"] * found["seconds"] - 5 * 26) < 1e-3
     assert report["prefill"] == [] and report["decode"] == []
 
 
 def test_requests_and_steps_are_not_measured_at_once(millrace_bin, model_path):
-    done = subprocess.run([millrace_bin, "bench", "offline", "--model", model_path, "--requests", "2", "--decode", "1"],
-                          capture_output=True, text=True, timeout=60)
+    done = run(millrace_bin, "bench", "offline", "--model", model_path, "--requests", "2", "--decode", "1")
     assert done.returncode == 2 and "--requests" in done.stderr and "--decode" in done.stderr
 
 
