@@ -11,6 +11,12 @@
 #define MR_LONE_TILE  4096u
 #define MR_LONE_LOG2E 1.4426950408889634f
 
+struct mr_lone_args : mr_split_args {
+    uint32_t piece16;  /* units of 16 bytes of one head in one block, */
+    uint32_t scales16; /* and of the scales before its elements */
+    uint32_t blocks;   /* of the launch that computes */
+};
+
 /* How keys and values are stored. */
 enum mr_lone_kv { MR_LONE_SAME, MR_LONE_E4M3, MR_LONE_I8 };
 
@@ -22,7 +28,8 @@ template <int D, mr_lone_kv KV> struct mr_lone_stage {
     static constexpr uint32_t VALUES = MR_LONE_TILE;
     static constexpr uint32_t KEY_SCALES = 2 * MR_LONE_TILE;
     static constexpr uint32_t VALUE_SCALES = KEY_SCALES + KEYS * 4;
-    static constexpr uint32_t BYTES = 2 * MR_LONE_TILE + (KV == MR_LONE_I8 ? 1024 : 0);
+    static constexpr uint32_t BYTES = KEY_SCALES + (KV == MR_LONE_I8 ? KEYS * 8 : 0);
+    static_assert(BYTES % 128 == 0, "every stage begins in the first bank");
 
     /* Byte offset of chunk c (16 bytes) of row r: eight rows of one chunk lie in all banks. */
     __device__ static uint32_t at(uint32_t r, uint32_t c)
@@ -38,8 +45,6 @@ template <int D, mr_lone_kv KV> struct mr_lone_stage {
         return (from ^ (k % 4 << 5)) + k / 4 * 1024 + m * (16 * ROW);
     }
 };
-static_assert(MR_LONE_TILE / 64 * 8 <= 1024, "scales have room");
-
 /* ---- pieces ---- */
 
 struct mr_lone_piece {
@@ -55,7 +60,7 @@ struct mr_lone_piece {
     const uint32_t *table; /* of the token's blocks */
 };
 
-__device__ static inline uint32_t mr_lone_items(const mr_split_args &a)
+__device__ static inline uint32_t mr_lone_items(const mr_lone_args &a)
 {
     return a.p.count > 0 ? a.p.count : a.header->n_items;
 }
@@ -68,7 +73,7 @@ struct mr_lone_cursor {
     uint32_t n_items;
     bool team;
 
-    __device__ mr_lone_cursor(const mr_split_args &a, bool is_team)
+    __device__ mr_lone_cursor(const mr_lone_args &a, bool is_team)
     {
         n_items = mr_lone_items(a);
         team = is_team;
@@ -76,7 +81,7 @@ struct mr_lone_cursor {
         rest = 0;
         move(a, blockIdx.x + (team ? 0 : gridDim.x * (threadIdx.x / 32)));
     }
-    __device__ void advance(const mr_split_args &a)
+    __device__ void advance(const mr_lone_args &a)
     {
         if (team) {
             index = n_items;
@@ -86,7 +91,7 @@ struct mr_lone_cursor {
     }
     /* The piece here, or the next one that the layer's window reaches; false at the end. A warp of
      * a team may have no keys of it. */
-    __device__ bool find(const mr_split_args &a, mr_lone_piece &piece)
+    __device__ bool find(const mr_lone_args &a, mr_lone_piece &piece)
     {
         for (; index < n_items; advance(a)) {
             const mr_cuda_item item = a.items[a.p.first + index];
@@ -118,7 +123,7 @@ struct mr_lone_cursor {
     }
 
   private:
-    __device__ void move(const mr_split_args &a, uint32_t by)
+    __device__ void move(const mr_lone_args &a, uint32_t by)
     {
         const uint32_t per_item = a.p.kv.heads * a.chunks;
         rest += by;
@@ -150,7 +155,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
     bool more;
 
     /* The table is asked a stage ahead, so that none waits for it. */
-    __device__ void find_blocks(const mr_split_args &a)
+    __device__ void find_blocks(const mr_lone_args &a)
     {
         const uint32_t lane = threadIdx.x % 32;
         const uint32_t first = key + (lane << a.shift);
@@ -159,14 +164,14 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             of = piece.table[first >> a.shift] * a.p.kv.heads + piece.g;
         }
     }
-    __device__ void look(const mr_split_args &a)
+    __device__ void look(const mr_lone_args &a)
     {
         more = cursor.find(a, piece) && piece.begin < piece.end;
         key = piece.begin / stage::KEYS * stage::KEYS;
     }
     /* ROWS rows to where the stage has them; the t-th of them is row t · ROWS. */
     template <bool WHOLE>
-    __device__ void copy_rows(const mr_split_args &a, const uint8_t *keys, const uint8_t *values,
+    __device__ void copy_rows(const mr_lone_args &a, const uint8_t *keys, const uint8_t *values,
                               uint32_t to, uint32_t t) const
     {
         const uint32_t lane = threadIdx.x % 32;
@@ -176,7 +181,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
         mr_copy16(place, keys, there);
         mr_copy16(place + stage::VALUES, values, there);
     }
-    template <bool WHOLE> __device__ void copy(const mr_split_args &a, uint32_t to) const
+    template <bool WHOLE> __device__ void copy(const mr_lone_args &a, uint32_t to) const
     {
         const uint8_t *keys = mr_bytes_at(a.p.kv.keys) + threadIdx.x % 32 * 16;
         const uint8_t *values = mr_bytes_at(a.p.kv.values) + threadIdx.x % 32 * 16;
@@ -201,7 +206,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             copy_rows<WHOLE>(a, keys + from, values + from, to, t);
         }
     }
-    __device__ void copy_scales(const mr_split_args &a, uint32_t to) const
+    __device__ void copy_scales(const mr_lone_args &a, uint32_t to) const
     {
 #pragma unroll
         for (uint32_t r = threadIdx.x % 32; r < (stage::KEYS + 31) / 32 * 32; r += 32) {
@@ -217,13 +222,13 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
     }
 
   public:
-    __device__ mr_lone_loader(const mr_split_args &a, bool team) : cursor(a, team)
+    __device__ mr_lone_loader(const mr_lone_args &a, bool team) : cursor(a, team)
     {
         look(a);
         find_blocks(a);
     }
     /* Asks for the next stage, if there is one: one group of copies in any case. */
-    __device__ void ask(const mr_split_args &a, uint32_t to)
+    __device__ void ask(const mr_lone_args &a, uint32_t to)
     {
         if (more) {
             if (key >= piece.begin && key + stage::KEYS <= piece.end) {
@@ -270,30 +275,41 @@ template <> struct mr_is_half<__half> {
     static constexpr bool value = true;
 };
 
-/* What products are made of: codes are exact in f16, and so are queries in bf16 below its range. */
+/* What products are made of: integers are exact in both types; F8_E4M3 is in f16, and so are
+ * queries in bf16 between 2^-17 and 65504, which what is larger becomes. */
 template <typename T, mr_lone_kv KV> struct mr_lone_operand {
-    using type = __half;
-};
-template <typename T> struct mr_lone_operand<T, MR_LONE_SAME> {
     using type = T;
 };
+template <typename T> struct mr_lone_operand<T, MR_LONE_E4M3> {
+    using type = __half;
+};
+
+/* By what power of two probabilities are larger than they are, for f16 has few numbers below
+ * 2^-14; what they are divided by is so, too. */
+template <typename T, mr_lone_kv KV> __device__ constexpr float mr_lone_lift()
+{
+    return mr_is_half<typename mr_lone_operand<T, KV>::type>::value ? 6.0f : 0.0f;
+}
+
+__device__ static inline float mr_to_half_range(float x)
+{
+    return isnan(x) ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
+}
 
 /* Two queries as they are multiplied. */
 template <typename T, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_query(uint32_t q)
 {
-    if (KV == MR_LONE_SAME || mr_is_half<T>::value) {
+    if (KV != MR_LONE_E4M3 || mr_is_half<T>::value) {
         return q;
     }
-    const __nv_bfloat162 pair = *reinterpret_cast<const __nv_bfloat162 *>(&q);
-    const float2 x = __bfloat1622float2(pair);
-    return mr_matrix<__half>::pack(fmaxf(fminf(x.x, 65504.0f), -65504.0f),
-                                   fmaxf(fminf(x.y, 65504.0f), -65504.0f));
+    const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(&q));
+    return mr_matrix<__half>::pack(mr_to_half_range(x.x), mr_to_half_range(x.y));
 }
 
 /* Queries as B operands, a row of 8 heads by lane / 4, in the order in which a lane has elements of
  * keys. */
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_load_queries(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_load_queries(const mr_lone_args &a, const mr_lone_piece &piece,
                                               uint32_t (&q)[D / 8])
 {
     const uint32_t head = threadIdx.x % 32 / 4;
@@ -312,12 +328,12 @@ __device__ static inline void mr_load_queries(const mr_split_args &a, const mr_l
     }
 }
 
-/* Four codes as pairs of halves in order. */
-template <mr_lone_kv KV>
+/* Four codes as pairs of operands in order. */
+template <typename T, mr_lone_kv KV>
 __device__ static inline void mr_widen4(uint32_t word, uint32_t &low, uint32_t &high)
 {
     if (KV == MR_LONE_I8) {
-        mr_i8_widen<__half>(word, low, high);
+        mr_i8_widen<T>(word, low, high);
     } else {
         mr_e4m3_halves(word, low, high);
     }
@@ -342,8 +358,8 @@ __device__ static inline void mr_score_keys(const uint32_t (&q)[D / 8], uint32_t
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 uint32_t y[4];
-                mr_widen4<KV>(x[2 * h], y[0], y[2]);
-                mr_widen4<KV>(x[2 * h + 1], y[1], y[3]);
+                mr_widen4<T, KV>(x[2 * h], y[0], y[2]);
+                mr_widen4<T, KV>(x[2 * h + 1], y[1], y[3]);
                 matrix::multiply(part[h], y[0], y[1], y[2], y[3], q[4 * k + 2 * h],
                                  q[4 * k + 2 * h + 1]);
             }
@@ -376,8 +392,8 @@ __device__ static inline void mr_sum_values(const float (&p)[4], uint32_t values
             for (int h = 0; h < 2; h++) {
                 /* A word is two neighbours of one key, then of the next. */
                 uint32_t y[4];
-                mr_widen4<KV>(__byte_perm(v[2 * h], 0, 0x3120), y[0], y[1]);
-                mr_widen4<KV>(__byte_perm(v[2 * h + 1], 0, 0x3120), y[2], y[3]);
+                mr_widen4<T, KV>(__byte_perm(v[2 * h], 0, 0x3120), y[0], y[1]);
+                mr_widen4<T, KV>(__byte_perm(v[2 * h + 1], 0, 0x3120), y[2], y[3]);
                 matrix::multiply(out[2 * n + h], y[0], y[1], y[2], y[3], lo, hi);
             }
         }
@@ -392,7 +408,7 @@ __device__ static inline uint32_t mr_lone_row(int m, int i)
 
 /* Sums of products become scores, in powers of two; −∞ where a key does not count. */
 template <int D, mr_lone_kv KV, int M>
-__device__ static inline void mr_scale_scores(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_scale_scores(const mr_lone_args &a, const mr_lone_piece &piece,
                                               uint32_t key, const uint8_t *memory, float (&s)[M][4])
 {
     using stage = mr_lone_stage<D, KV>;
@@ -429,7 +445,7 @@ __device__ static inline void mr_scale_scores(const mr_split_args &a, const mr_l
 }
 
 /* Scores become probabilities relative to the largest so far; what there is fades accordingly. */
-template <int D, int M>
+template <typename T, int D, mr_lone_kv KV, int M>
 __device__ static inline void mr_weigh(float (&s)[M][4], mr_lone_sums<D> &sums)
 {
     float max[2] = {sums.max[0], sums.max[1]};
@@ -456,8 +472,11 @@ __device__ static inline void mr_weigh(float (&s)[M][4], mr_lone_sums<D> &sums)
         }
     }
     /* A NaN is no maximum, and stays what it is. */
-    const float top[2] = {sums.max[0] == -CUDART_INF_F ? 0.0f : sums.max[0],
-                          sums.max[1] == -CUDART_INF_F ? 0.0f : sums.max[1]};
+    float top[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = (sums.max[h] == -CUDART_INF_F ? 0.0f : sums.max[h]) - mr_lone_lift<T, KV>();
+    }
 #pragma unroll
     for (int i = 0; i < 4 * M; i++) {
         float &x = s[i / 4][i % 4];
@@ -517,7 +536,7 @@ template <int D, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_values
 }
 
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_stage(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_run_stage(const mr_lone_args &a, const mr_lone_piece &piece,
                                            const uint32_t (&q)[D / 8], const uint8_t *memory,
                                            uint32_t shared, uint32_t key, mr_lone_sums<D> &sums)
 {
@@ -529,7 +548,7 @@ __device__ static inline void mr_run_stage(const mr_split_args &a, const mr_lone
         mr_score_keys<T, D, KV>(q, shared + mr_lone_keys_at<D, KV>(), m, s[m]);
     }
     mr_scale_scores<D, KV>(a, piece, key, memory, s);
-    mr_weigh<D>(s, sums);
+    mr_weigh<T, D, KV>(s, sums);
     if (KV == MR_LONE_I8) {
         const float *of = reinterpret_cast<const float *>(memory + stage::VALUE_SCALES);
 #pragma unroll
