@@ -14,27 +14,34 @@
  *
  * Softmax is online over the stages of a piece; the splits of a token are added up, in order, by a
  * kernel that follows: to count them within the launch a warp would have to wait for all the copies
- * it has asked for, which cost a fifth of the time. Where there is less than a piece a block, its
- * warps share one, unless rows must not depend on how much there is. Float32 scores and sums;
+ * it has asked for, which cost a fifth of the time. Where there is at most a piece a block, its
+ * warps share one and meet in shared memory, unless rows must not depend on how much there is; then
+ * they count within the launch, for they have no copies to wait for. Float32 scores and sums;
  * probabilities are rounded to the type before they meet the values.
  */
 #include "kernels/cuda/attention/lone.cuh"
 
 #define WARPS  4 /* of a block */
-#define BLOCKS 2 /* of a processor */
+#define BLOCKS 2 /* of a processor, where they fit */
 #define STAGES 3 /* of a warp */
 
-#define JOIN_ITEMS 4u /* of a block at a time, of the kernel that joins splits */
-#define JOIN_WARPS 4u
-/* Tokens up to which splits meet within the launch: waiting costs less than another. */
-#define MEET_TOKENS 8u
+#define JOIN_ITEMS  4u /* of a block at a time, of the kernel that joins splits */
+#define JOIN_WARPS  4u
+#define JOIN_BLOCKS 4 /* of a processor */
+
+/* Whether a block is a team that has at most one piece, and its splits meet within the launch. */
+__device__ static inline bool mr_is_team(const mr_lone_args &a)
+{
+    const uint64_t pieces = static_cast<uint64_t>(mr_lone_items(a)) * a.p.kv.heads * a.chunks;
+    return !a.p.invariant && pieces <= a.blocks;
+}
 
 /* ---- splits of a token become one ---- */
 
 /* Adds up the parts of `splits` splits, for one head: a lane has elements 2 · lane and the one
  * behind it of every 64, and knows how one split in 32 fades. */
 template <typename T, int D>
-__device__ static inline void mr_join_head(const mr_split_args &a, uint32_t token, uint32_t head,
+__device__ static inline void mr_join_head(const mr_lone_args &a, uint32_t token, uint32_t head,
                                            uint32_t base, uint32_t splits)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -81,21 +88,21 @@ __device__ static inline void mr_join_head(const mr_split_args &a, uint32_t toke
 }
 
 /* A block takes JOIN_ITEMS items and a key/value head, and joins the tokens whose last split is
- * among them; a warp has a head. */
+ * among them; its warps take turns at their heads. */
 template <typename T, int D>
-__global__ static void __launch_bounds__(JOIN_WARPS * 32)
-    mr_attention_join_kernel(const __grid_constant__ mr_split_args a)
+__global__ static void __launch_bounds__(JOIN_WARPS * 32, 8)
+    mr_attention_join_kernel(const __grid_constant__ mr_lone_args a)
 {
     mr_let_next_come();
     mr_wait_for_previous();
     const uint32_t n_items = mr_lone_items(a);
-    if (n_items == a.header->n_tokens && a.p.count == 0) {
-        return; /* no token has more than one */
+    const bool single = n_items == a.header->n_tokens && a.p.count == 0; /* split each */
+    if (single || mr_is_team(a)) {
+        return;
     }
     const uint32_t groups = (n_items + JOIN_ITEMS - 1) / JOIN_ITEMS;
     for (uint32_t at = blockIdx.x; at < groups * a.p.kv.heads; at += gridDim.x) {
         const uint32_t index = at / a.p.kv.heads * JOIN_ITEMS + threadIdx.x % 32;
-        const uint32_t g = at % a.p.kv.heads;
         uint32_t token = 0;
         uint32_t base = 0;
         uint32_t splits = 1;
@@ -106,22 +113,20 @@ __global__ static void __launch_bounds__(JOIN_WARPS * 32)
             base = item.base + range.first_split;
             splits = item.split + 1 == range.first_split + range.splits ? range.splits : 1;
         }
-        uint32_t found = __ballot_sync(0xffffffffu, splits > 1);
-        for (; found != 0; found &= found - 1) {
-            const uint32_t lane = __ffs(found) - 1;
-            const uint32_t of = __shfl_sync(0xffffffffu, token, lane);
-            const uint32_t from = __shfl_sync(0xffffffffu, base, lane);
-            const uint32_t n = __shfl_sync(0xffffffffu, splits, lane);
-            for (uint32_t h = threadIdx.x / 32; h < a.share; h += JOIN_WARPS) {
-                mr_join_head<T, D>(a, of, g * a.share + h, from, n);
-            }
+        const uint32_t found = __ballot_sync(0xffffffffu, splits > 1);
+        const uint32_t heads = __popc(found) * a.share; /* of all that are found */
+        for (uint32_t i = threadIdx.x / 32; i < heads; i += JOIN_WARPS) {
+            const uint32_t lane = __fns(found, 0, static_cast<int>(i / a.share) + 1);
+            mr_join_head<T, D>(
+                a, __shfl_sync(0xffffffffu, token, lane), at % a.p.kv.heads * a.share + i % a.share,
+                __shfl_sync(0xffffffffu, base, lane), __shfl_sync(0xffffffffu, splits, lane));
         }
     }
 }
 
-/* Where splits meet within the launch: the warp or block that this thread speaks for has written
- * its part. Whether all of the token's are there now. */
-__device__ static inline bool mr_count_part(const mr_split_args &a, const mr_lone_piece &piece)
+/* A team's block has written its part of a token's splits, says one thread. Whether all are there
+ * now. */
+__device__ static inline bool mr_count_part(const mr_lone_args &a, const mr_lone_piece &piece)
 {
     uint32_t *counter = a.counters + static_cast<size_t>(piece.token) * a.p.heads + piece.head;
     __threadfence();
@@ -137,7 +142,7 @@ __device__ static inline bool mr_count_part(const mr_split_args &a, const mr_lon
 
 /* A warp's sums become the result, or the split's part of it. */
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_put_sums(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_put_sums(const mr_lone_args &a, const mr_lone_piece &piece,
                                           const mr_lone_sums<D> &sums)
 {
     const uint32_t lane = threadIdx.x % 32;
@@ -169,7 +174,7 @@ __device__ static inline void mr_put_sums(const mr_split_args &a, const mr_lone_
 
 /* All stages of what the loader brings of a piece; `at` is where the ring stands. */
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_piece(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_run_piece(const mr_lone_args &a, const mr_lone_piece &piece,
                                            uint8_t *memory, mr_lone_loader<D, KV> &loader,
                                            uint32_t &at, mr_lone_sums<D> &sums)
 {
@@ -194,7 +199,7 @@ __device__ static inline void mr_run_piece(const mr_split_args &a, const mr_lone
 
 /* A warp's pieces. */
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_alone(const mr_split_args &a, uint8_t *memory,
+__device__ static inline void mr_run_alone(const mr_lone_args &a, uint8_t *memory,
                                            mr_lone_loader<D, KV> &loader)
 {
     mr_lone_piece piece;
@@ -203,28 +208,14 @@ __device__ static inline void mr_run_alone(const mr_split_args &a, uint8_t *memo
     for (mr_lone_cursor cursor(a, false); cursor.find(a, piece); cursor.advance(a)) {
         mr_run_piece<T, D, KV>(a, piece, memory, loader, at, sums);
         mr_put_sums<T, D, KV>(a, piece, sums);
-        if (piece.splits == 1 || !a.meets) {
-            continue;
-        }
-        __syncwarp();
-        bool all = false;
-        if (threadIdx.x % 32 == 0) {
-            all = mr_count_part(a, piece);
-        }
-        if (__any_sync(0xffffffffu, all)) {
-            for (uint32_t h = 0; h < piece.heads; h++) {
-                mr_join_head<T, D>(a, piece.token, piece.head + h, piece.base, piece.splits);
-            }
-        }
     }
 }
 
 /* A block's one piece, a part of it by each warp; they meet in shared memory. */
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_team(const mr_split_args &a, uint8_t *shared, uint8_t *memory,
+__device__ static inline void mr_run_team(const mr_lone_args &a, uint8_t *shared, uint8_t *memory,
                                           mr_lone_loader<D, KV> &loader)
 {
-    __shared__ bool all;
     constexpr uint32_t STRIDE = STAGES * mr_lone_stage<D, KV>::BYTES / 4; /* floats, of a warp */
     mr_lone_piece piece;
     mr_lone_sums<D> sums;
@@ -255,15 +246,16 @@ __device__ static inline void mr_run_team(const mr_split_args &a, uint8_t *share
             *reinterpret_cast<float2 *>(part + D) = make_float2(max, sum);
         }
     }
-    if (piece.splits == 1 || !a.meets) {
+    if (piece.splits == 1) {
         return;
     }
-    __syncthreads();
+    __syncthreads(); /* the warps' sums are not needed any more */
+    volatile bool *all = reinterpret_cast<volatile bool *>(shared);
     if (threadIdx.x == 0) {
-        all = mr_count_part(a, piece);
+        *all = mr_count_part(a, piece);
     }
     __syncthreads();
-    if (all) {
+    if (*all) {
         for (uint32_t h = threadIdx.x / 32; h < piece.heads; h += WARPS) {
             mr_join_head<T, D>(a, piece.token, piece.head + h, piece.base, piece.splits);
         }
@@ -272,16 +264,14 @@ __device__ static inline void mr_run_team(const mr_split_args &a, uint8_t *share
 
 template <typename T, int D, mr_lone_kv KV>
 __global__ static void __launch_bounds__(WARPS * 32, BLOCKS)
-    mr_attention_lone_kernel(const __grid_constant__ mr_split_args a)
+    mr_attention_lone_kernel(const __grid_constant__ mr_lone_args a)
 {
     using stage = mr_lone_stage<D, KV>;
     extern __shared__ __align__(128) uint8_t shared[];
     uint8_t *memory = shared + threadIdx.x / 32 * (STAGES * stage::BYTES);
     mr_let_next_come();
     mr_wait_for_previous();
-    /* Where there is less than a piece a block, a warp alone would take long. */
-    const uint64_t pieces = static_cast<uint64_t>(mr_lone_items(a)) * a.p.kv.heads * a.chunks;
-    const bool team = !a.p.invariant && pieces <= gridDim.x;
+    const bool team = mr_is_team(a);
     mr_lone_loader<D, KV> loader(a, team);
 #pragma unroll 1
     for (uint32_t i = 0; i < STAGES - 1; i++) {
@@ -294,29 +284,38 @@ __global__ static void __launch_bounds__(WARPS * 32, BLOCKS)
     }
 }
 
-template <typename T, int D, mr_lone_kv KV>
-static int launch(mr_cuda_context *context, mr_split_args &a)
+/* Bytes of shared memory of a block. */
+template <int D, mr_lone_kv KV> static constexpr uint32_t mr_lone_bytes()
 {
-    using stage = mr_lone_stage<D, KV>;
-    const uint32_t size = a.p.kv.block_size;
-    a.scales16 = KV == MR_LONE_I8 ? size * 4 / 16 : 0;
-    a.piece16 = size * stage::ROW / 16 + a.scales16;
-    const int bytes = WARPS * STAGES * stage::BYTES;
-    int code = cudaFuncSetAttribute(mr_attention_lone_kernel<T, D, KV>,
-                                    cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
-    if (code != 0) {
-        return code;
-    }
-    code = mr_launch(context, mr_attention_lone_kernel<T, D, KV>,
-                     mr_split_blocks(context, a, BLOCKS), WARPS * 32, bytes, a);
-    if (code != 0 || a.meets) {
-        return code;
-    }
-    return mr_launch(context, mr_attention_join_kernel<T, D>, mr_split_blocks(context, a, 16),
-                     JOIN_WARPS * 32, 0, a);
+    return WARPS * STAGES * mr_lone_stage<D, KV>::BYTES;
 }
 
-template <typename T, int D> static int choose(mr_cuda_context *context, mr_split_args &a)
+template <typename T, int D, mr_lone_kv KV>
+static int launch(mr_cuda_context *context, mr_lone_args &a)
+{
+    using stage = mr_lone_stage<D, KV>;
+    const uint32_t bytes = mr_lone_bytes<D, KV>();
+    const uint32_t size = a.p.kv.block_size;
+    const uint32_t fit =
+        static_cast<uint32_t>(context->properties.sharedMemPerMultiprocessor) / (bytes + 1024);
+    a.scales16 = KV == MR_LONE_I8 ? size * 4 / 16 : 0;
+    a.piece16 = size * stage::ROW / 16 + a.scales16;
+    a.blocks = mr_split_blocks(context, a, fit < BLOCKS ? 1 : BLOCKS);
+    int code =
+        cudaFuncSetAttribute(mr_attention_lone_kernel<T, D, KV>,
+                             cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
+    if (code == 0) {
+        code =
+            mr_launch(context, mr_attention_lone_kernel<T, D, KV>, a.blocks, WARPS * 32, bytes, a);
+    }
+    if (code == 0) {
+        code = mr_launch(context, mr_attention_join_kernel<T, D>,
+                         mr_split_blocks(context, a, JOIN_BLOCKS), JOIN_WARPS * 32, 0, a);
+    }
+    return code;
+}
+
+template <typename T, int D> static int choose(mr_cuda_context *context, mr_lone_args &a)
 {
     if (a.p.kv.type == MR_DTYPE_F8_E4M3) {
         return launch<T, D, MR_LONE_E4M3>(context, a);
@@ -325,11 +324,21 @@ template <typename T, int D> static int choose(mr_cuda_context *context, mr_spli
                                       : launch<T, D, MR_LONE_SAME>(context, a);
 }
 
+bool mr_cuda_attention_is_lone(const mr_cuda_context *context, const mr_cuda_attention *p)
+{
+    const uint32_t size = p->kv.block_size;
+    const uint32_t bytes = p->kv.type != MR_DTYPE_I8 ? mr_lone_bytes<128, MR_LONE_SAME>()
+                           : p->kv.width == 64       ? mr_lone_bytes<64, MR_LONE_I8>()
+                                                     : mr_lone_bytes<128, MR_LONE_I8>();
+    return mr_cuda_is_for_matrices(p->type, p->kv.type, size, p->kv.width) && size >= 8 &&
+           (size & (size - 1)) == 0 && bytes <= context->properties.sharedMemPerBlockOptin;
+}
+
 int mr_cuda_attention_lone_run(mr_cuda_context *context, const mr_split_args *split)
 {
-    mr_split_args a = *split;
+    mr_lone_args a = {};
+    static_cast<mr_split_args &>(a) = *split;
     a.chunks = mr_ceil_div(a.share, MR_LONE_HEADS);
-    a.meets = a.p.tokens <= MEET_TOKENS;
     if (a.p.type == MR_DTYPE_F16) {
         return a.p.kv.width == 64 ? choose<__half, 64>(context, a)
                                   : choose<__half, 128>(context, a);

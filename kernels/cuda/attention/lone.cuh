@@ -32,30 +32,41 @@ template <> struct mr_is_half<__half> {
     static constexpr bool value = true;
 };
 
-/* What products are made of: codes are exact in f16, and so are queries in bf16 below its range. */
+/* What products are made of: integers are exact in both types; F8_E4M3 is in f16, and so are
+ * queries in bf16 between 2^-17 and 65504, which what is larger becomes. */
 template <typename T, mr_lone_kv KV> struct mr_lone_operand {
-    using type = __half;
-};
-template <typename T> struct mr_lone_operand<T, MR_LONE_SAME> {
     using type = T;
 };
+template <typename T> struct mr_lone_operand<T, MR_LONE_E4M3> {
+    using type = __half;
+};
+
+/* By what power of two probabilities are larger than they are, for f16 has few numbers below
+ * 2^-14; what they are divided by is so, too. */
+template <typename T, mr_lone_kv KV> __device__ constexpr float mr_lone_lift()
+{
+    return mr_is_half<typename mr_lone_operand<T, KV>::type>::value ? 6.0f : 0.0f;
+}
+
+__device__ static inline float mr_to_half_range(float x)
+{
+    return isnan(x) ? x : fminf(fmaxf(x, -65504.0f), 65504.0f);
+}
 
 /* Two queries as they are multiplied. */
 template <typename T, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_query(uint32_t q)
 {
-    if (KV == MR_LONE_SAME || mr_is_half<T>::value) {
+    if (KV != MR_LONE_E4M3 || mr_is_half<T>::value) {
         return q;
     }
-    const __nv_bfloat162 pair = *reinterpret_cast<const __nv_bfloat162 *>(&q);
-    const float2 x = __bfloat1622float2(pair);
-    return mr_matrix<__half>::pack(fmaxf(fminf(x.x, 65504.0f), -65504.0f),
-                                   fmaxf(fminf(x.y, 65504.0f), -65504.0f));
+    const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(&q));
+    return mr_matrix<__half>::pack(mr_to_half_range(x.x), mr_to_half_range(x.y));
 }
 
 /* Queries as B operands, a row of 8 heads by lane / 4, in the order in which a lane has elements of
  * keys. */
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_load_queries(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_load_queries(const mr_lone_args &a, const mr_lone_piece &piece,
                                               uint32_t (&q)[D / 8])
 {
     const uint32_t head = threadIdx.x % 32 / 4;
@@ -74,12 +85,12 @@ __device__ static inline void mr_load_queries(const mr_split_args &a, const mr_l
     }
 }
 
-/* Four codes as pairs of halves in order. */
-template <mr_lone_kv KV>
+/* Four codes as pairs of operands in order. */
+template <typename T, mr_lone_kv KV>
 __device__ static inline void mr_widen4(uint32_t word, uint32_t &low, uint32_t &high)
 {
     if (KV == MR_LONE_I8) {
-        mr_i8_widen<__half>(word, low, high);
+        mr_i8_widen<T>(word, low, high);
     } else {
         mr_e4m3_halves(word, low, high);
     }
@@ -104,8 +115,8 @@ __device__ static inline void mr_score_keys(const uint32_t (&q)[D / 8], uint32_t
 #pragma unroll
             for (int h = 0; h < 2; h++) {
                 uint32_t y[4];
-                mr_widen4<KV>(x[2 * h], y[0], y[2]);
-                mr_widen4<KV>(x[2 * h + 1], y[1], y[3]);
+                mr_widen4<T, KV>(x[2 * h], y[0], y[2]);
+                mr_widen4<T, KV>(x[2 * h + 1], y[1], y[3]);
                 matrix::multiply(part[h], y[0], y[1], y[2], y[3], q[4 * k + 2 * h],
                                  q[4 * k + 2 * h + 1]);
             }
@@ -138,8 +149,8 @@ __device__ static inline void mr_sum_values(const float (&p)[4], uint32_t values
             for (int h = 0; h < 2; h++) {
                 /* A word is two neighbours of one key, then of the next. */
                 uint32_t y[4];
-                mr_widen4<KV>(__byte_perm(v[2 * h], 0, 0x3120), y[0], y[1]);
-                mr_widen4<KV>(__byte_perm(v[2 * h + 1], 0, 0x3120), y[2], y[3]);
+                mr_widen4<T, KV>(__byte_perm(v[2 * h], 0, 0x3120), y[0], y[1]);
+                mr_widen4<T, KV>(__byte_perm(v[2 * h + 1], 0, 0x3120), y[2], y[3]);
                 matrix::multiply(out[2 * n + h], y[0], y[1], y[2], y[3], lo, hi);
             }
         }
@@ -154,7 +165,7 @@ __device__ static inline uint32_t mr_lone_row(int m, int i)
 
 /* Sums of products become scores, in powers of two; −∞ where a key does not count. */
 template <int D, mr_lone_kv KV, int M>
-__device__ static inline void mr_scale_scores(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_scale_scores(const mr_lone_args &a, const mr_lone_piece &piece,
                                               uint32_t key, const uint8_t *memory, float (&s)[M][4])
 {
     using stage = mr_lone_stage<D, KV>;
@@ -191,7 +202,7 @@ __device__ static inline void mr_scale_scores(const mr_split_args &a, const mr_l
 }
 
 /* Scores become probabilities relative to the largest so far; what there is fades accordingly. */
-template <int D, int M>
+template <typename T, int D, mr_lone_kv KV, int M>
 __device__ static inline void mr_weigh(float (&s)[M][4], mr_lone_sums<D> &sums)
 {
     float max[2] = {sums.max[0], sums.max[1]};
@@ -218,8 +229,11 @@ __device__ static inline void mr_weigh(float (&s)[M][4], mr_lone_sums<D> &sums)
         }
     }
     /* A NaN is no maximum, and stays what it is. */
-    const float top[2] = {sums.max[0] == -CUDART_INF_F ? 0.0f : sums.max[0],
-                          sums.max[1] == -CUDART_INF_F ? 0.0f : sums.max[1]};
+    float top[2];
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+        top[h] = (sums.max[h] == -CUDART_INF_F ? 0.0f : sums.max[h]) - mr_lone_lift<T, KV>();
+    }
 #pragma unroll
     for (int i = 0; i < 4 * M; i++) {
         float &x = s[i / 4][i % 4];
@@ -279,7 +293,7 @@ template <int D, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_values
 }
 
 template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_stage(const mr_split_args &a, const mr_lone_piece &piece,
+__device__ static inline void mr_run_stage(const mr_lone_args &a, const mr_lone_piece &piece,
                                            const uint32_t (&q)[D / 8], const uint8_t *memory,
                                            uint32_t shared, uint32_t key, mr_lone_sums<D> &sums)
 {
@@ -291,7 +305,7 @@ __device__ static inline void mr_run_stage(const mr_split_args &a, const mr_lone
         mr_score_keys<T, D, KV>(q, shared + mr_lone_keys_at<D, KV>(), m, s[m]);
     }
     mr_scale_scores<D, KV>(a, piece, key, memory, s);
-    mr_weigh<D>(s, sums);
+    mr_weigh<T, D, KV>(s, sums);
     if (KV == MR_LONE_I8) {
         const float *of = reinterpret_cast<const float *>(memory + stage::VALUE_SCALES);
 #pragma unroll

@@ -10,6 +10,12 @@
 #define MR_LONE_HEADS 8u /* of a piece: columns of a product */
 #define MR_LONE_TILE  4096u
 
+struct mr_lone_args : mr_split_args {
+    uint32_t piece16;  /* units of 16 bytes of one head in one block, */
+    uint32_t scales16; /* and of the scales before its elements */
+    uint32_t blocks;   /* of the launch that computes */
+};
+
 /* How keys and values are stored. */
 enum mr_lone_kv { MR_LONE_SAME, MR_LONE_E4M3, MR_LONE_I8 };
 
@@ -21,7 +27,8 @@ template <int D, mr_lone_kv KV> struct mr_lone_stage {
     static constexpr uint32_t VALUES = MR_LONE_TILE;
     static constexpr uint32_t KEY_SCALES = 2 * MR_LONE_TILE;
     static constexpr uint32_t VALUE_SCALES = KEY_SCALES + KEYS * 4;
-    static constexpr uint32_t BYTES = 2 * MR_LONE_TILE + (KV == MR_LONE_I8 ? 1024 : 0);
+    static constexpr uint32_t BYTES = KEY_SCALES + (KV == MR_LONE_I8 ? KEYS * 8 : 0);
+    static_assert(BYTES % 128 == 0, "every stage begins in the first bank");
 
     /* Byte offset of chunk c (16 bytes) of row r: eight rows of one chunk lie in all banks. */
     __device__ static uint32_t at(uint32_t r, uint32_t c)
@@ -37,7 +44,6 @@ template <int D, mr_lone_kv KV> struct mr_lone_stage {
         return (from ^ (k % 4 << 5)) + k / 4 * 1024 + m * (16 * ROW);
     }
 };
-static_assert(MR_LONE_TILE / 64 * 8 <= 1024, "scales have room");
 
 /* ---- pieces ---- */
 
@@ -54,7 +60,7 @@ struct mr_lone_piece {
     const uint32_t *table; /* of the token's blocks */
 };
 
-__device__ static inline uint32_t mr_lone_items(const mr_split_args &a)
+__device__ static inline uint32_t mr_lone_items(const mr_lone_args &a)
 {
     return a.p.count > 0 ? a.p.count : a.header->n_items;
 }
@@ -67,7 +73,7 @@ struct mr_lone_cursor {
     uint32_t n_items;
     bool team;
 
-    __device__ mr_lone_cursor(const mr_split_args &a, bool is_team)
+    __device__ mr_lone_cursor(const mr_lone_args &a, bool is_team)
     {
         n_items = mr_lone_items(a);
         team = is_team;
@@ -75,7 +81,7 @@ struct mr_lone_cursor {
         rest = 0;
         move(a, blockIdx.x + (team ? 0 : gridDim.x * (threadIdx.x / 32)));
     }
-    __device__ void advance(const mr_split_args &a)
+    __device__ void advance(const mr_lone_args &a)
     {
         if (team) {
             index = n_items;
@@ -85,7 +91,7 @@ struct mr_lone_cursor {
     }
     /* The piece here, or the next one that the layer's window reaches; false at the end. A warp of
      * a team may have no keys of it. */
-    __device__ bool find(const mr_split_args &a, mr_lone_piece &piece)
+    __device__ bool find(const mr_lone_args &a, mr_lone_piece &piece)
     {
         for (; index < n_items; advance(a)) {
             const mr_cuda_item item = a.items[a.p.first + index];
@@ -117,7 +123,7 @@ struct mr_lone_cursor {
     }
 
   private:
-    __device__ void move(const mr_split_args &a, uint32_t by)
+    __device__ void move(const mr_lone_args &a, uint32_t by)
     {
         const uint32_t per_item = a.p.kv.heads * a.chunks;
         rest += by;
@@ -144,7 +150,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
     bool more;
 
     /* The table is asked a stage ahead, so that none waits for it. */
-    __device__ void find_blocks(const mr_split_args &a)
+    __device__ void find_blocks(const mr_lone_args &a)
     {
         const uint32_t lane = threadIdx.x % 32;
         const uint32_t first = key + (lane << a.shift);
@@ -153,7 +159,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             of = piece.table[first >> a.shift] * a.p.kv.heads + piece.g;
         }
     }
-    __device__ void look(const mr_split_args &a)
+    __device__ void look(const mr_lone_args &a)
     {
         more = cursor.find(a, piece) && piece.begin < piece.end;
         key = piece.begin / stage::KEYS * stage::KEYS;
@@ -170,7 +176,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
         mr_copy16(place, keys, there);
         mr_copy16(place + stage::VALUES, values, there);
     }
-    template <bool WHOLE> __device__ void copy(const mr_split_args &a, uint32_t to) const
+    template <bool WHOLE> __device__ void copy(const mr_lone_args &a, uint32_t to) const
     {
         const uint8_t *keys = mr_at<const uint8_t>(a.p.kv.keys) + threadIdx.x % 32 * 16;
         const uint8_t *values = mr_at<const uint8_t>(a.p.kv.values) + threadIdx.x % 32 * 16;
@@ -195,7 +201,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             copy_rows<WHOLE>(keys + from, values + from, to, t);
         }
     }
-    __device__ void copy_scales(const mr_split_args &a, uint32_t to) const
+    __device__ void copy_scales(const mr_lone_args &a, uint32_t to) const
     {
 #pragma unroll
         for (uint32_t r = threadIdx.x % 32; r < (stage::KEYS + 31) / 32 * 32; r += 32) {
@@ -212,13 +218,13 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
     }
 
   public:
-    __device__ mr_lone_loader(const mr_split_args &a, bool team) : cursor(a, team)
+    __device__ mr_lone_loader(const mr_lone_args &a, bool team) : cursor(a, team)
     {
         look(a);
         find_blocks(a);
     }
     /* Asks for the next stage, if there is one: one group of copies in any case. */
-    __device__ void ask(const mr_split_args &a, uint32_t to)
+    __device__ void ask(const mr_lone_args &a, uint32_t to)
     {
         if (more) {
             if (key >= piece.begin && key + stage::KEYS <= piece.end) {

@@ -296,7 +296,7 @@ template <typename KV> static int choose_lanes(mr_cuda_context *context, mr_spli
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p)
 {
     mr_split_args a = mr_split_args_of(p);
-    if (mr_cuda_attention_is_lone(p)) {
+    if (mr_cuda_attention_is_lone(context, p)) {
         return mr_cuda_attention_lone_run(context, &a);
     }
     switch (p->kv.type) {

@@ -19,22 +19,13 @@ struct mr_split_args {
     float *partials;
     uint32_t *counters;
     uint32_t share;    /* H / G */
-    uint32_t chunks;   /* of S heads in a share */
+    uint32_t chunks;   /* of a share, of so many heads as a kernel takes together */
     float value_scale; /* that results are times */
     int32_t shift;     /* block_size = 1 << shift, or −1 */
-    uint32_t piece16;  /* of lone.cu: 16 bytes of one head in one block, */
-    uint32_t scales16; /* and of the scales before its elements */
-    bool meets;        /* of lone.cu: splits of a token meet within the launch */
 };
 
 /* Whether the kernel on matrix units (lone.cu) takes it. */
-static inline bool mr_cuda_attention_is_lone(const mr_cuda_attention *p)
-{
-    const uint32_t size = p->kv.block_size;
-    return mr_cuda_is_for_matrices(p->type, p->kv.type, size, p->kv.width) && size >= 8 &&
-           (size & (size - 1)) == 0;
-}
-
+bool mr_cuda_attention_is_lone(const mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_lone_run(mr_cuda_context *context, const mr_split_args *split);
 
 static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)

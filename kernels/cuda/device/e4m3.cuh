@@ -78,7 +78,7 @@ __device__ static inline void mr_e4m3_widen(uint32_t word, uint32_t &low, uint32
     high = mr_e4m3_pairs<T>::widen(__byte_perm(word, 0, 0x3424));
 }
 
-/* Four codes of a word as halves, in order; NaN stays NaN. */
+/* Four codes of a word as halves, in order; a NaN stays one from sm_89 on. */
 __device__ static inline void mr_e4m3_halves(uint32_t word, uint32_t &low, uint32_t &high)
 {
 #if __CUDA_ARCH__ >= 890
