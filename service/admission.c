@@ -183,6 +183,7 @@ mr_status mr_admission_check(mr_call *call, mr_error *err)
     if (status != MR_OK) {
         const bool known = call->caller.kind == MR_CALLER_TENANT && call->tenants != NULL;
         call->refused = true;
+        mr_connections_refuse(call->connection);
         mr_metrics_refused(&call->queue->server->metrics, status);
         mr_usage_log_refused(
             known ? mr_tenants_get(&call->tenants->tenants, call->caller.index) : NULL, err);

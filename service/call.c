@@ -246,6 +246,7 @@ static void on_new(mr_call *call, bool ok)
     if (mr_admission_check(call, &err) != MR_OK) {
         mr_call_finish(call, NULL, &err);
     } else if (call->method->path == NULL) {
+        mr_connections_refuse(call->connection);
         call->method->begin(call);
     } else {
         call->awaiting = true;

@@ -12,16 +12,24 @@
 #define CALL_CREDIT (INT64_C(8) << 10)
 /* Window updates, and the answers to pings that measure the line, for one message of ours. */
 #define SENT_CREDIT INT64_C(256)
+/* Bytes of pings that keep it open while it has no calls, TLS included: ten times what is allowed.
+ */
+#define PINGS_A_SECOND UINT64_C(64)
 /* Looks in a row, since what was sent may be a call that is not seen yet. */
 #define OVER_MOST 3
 /* So far over that no call explains it: more than a window of HTTP/2 as gRPC opens it. */
 #define FAR_OVER (UINT64_C(16) << 20)
-/* For messages that are not whole: as SETTINGS frames this costs half a second of one thread, and
- * what comes back in a second a fiftieth of one. */
-#define LEAST_STOCK    (UINT64_C(64) << 20)
-#define STOCK_A_SECOND (UINT64_C(2) << 20)
+/* For messages that are given up: so many of the largest, within bounds. As SETTINGS frames the
+ * least costs a second of one thread, and what comes back in a second a thirteenth of one. */
+#define STOCK_MESSAGES UINT64_C(8)
+#define LEAST_STOCK    (UINT64_C(128) << 20)
+#define MOST_STOCK     (UINT64_C(512) << 20)
+#define STOCK_A_SECOND (UINT64_C(8) << 20)
+/* For messages that are coming: those of a proxy's many clients. It is there once: what was sent of
+ * it for messages that never become whole comes out of the stock. */
+#define AHEAD (UINT64_C(512) << 20)
 /* Beyond this nothing is counted. */
-#define MOST_BYTES ((uint64_t)INT64_MAX / 8)
+#define MOST_BYTES ((uint64_t)INT64_MAX / 16)
 
 /* Frames of one byte each would be ten times the message: who sends so is slow by choice. */
 static uint64_t on_the_line(uint64_t bytes)
@@ -43,9 +51,13 @@ static uint64_t larger(uint64_t a, uint64_t b)
 void mr_connection_account_init(mr_connection_account *account, uint64_t message_bytes)
 {
     const uint64_t whole = on_the_line(message_bytes);
-    const uint64_t most = larger(whole, LEAST_STOCK);
-    *account = (mr_connection_account){
-        .whole = whole, .stock_most = most, .stock = most, .credit = BASE_CREDIT};
+    const uint64_t some = larger(STOCK_MESSAGES * whole, LEAST_STOCK);
+    const uint64_t most = larger(whole, mr_min_u64(some, MOST_STOCK));
+    *account = (mr_connection_account){.whole = whole,
+                                       .most_ahead = larger(whole, AHEAD),
+                                       .stock_most = most,
+                                       .stock = most,
+                                       .credit = BASE_CREDIT};
 }
 
 void mr_connection_account_call(mr_connection_account *account)
@@ -58,16 +70,17 @@ void mr_connection_account_await(mr_connection_account *account)
     account->receiving++;
 }
 
-void mr_connection_account_refuse(mr_connection_account *account)
+void mr_connection_account_refuse(mr_connection_account *account, uint64_t most_bytes)
 {
-    account->given_up = mr_min_u64(account->given_up + account->whole, account->stock_most);
+    const uint64_t more = mr_min_u64(most_bytes, account->whole);
+    account->given_up = mr_min_u64(account->given_up + more, account->stock_most);
 }
 
 void mr_connection_account_give_up(mr_connection_account *account)
 {
     if (account->receiving > 0) {
         account->receiving--;
-        mr_connection_account_refuse(account);
+        mr_connection_account_refuse(account, account->whole);
     }
 }
 
@@ -103,6 +116,10 @@ void mr_connection_account_answer(mr_connection_account *account)
 static void refill(mr_connection_account *account, uint64_t now_ns)
 {
     if (account->looked_ns != 0 && now_ns > account->looked_ns) {
+        const uint64_t ms = mr_min_u64((now_ns - account->looked_ns) / MR_NS_PER_MS, 1000);
+        const int64_t room = BASE_CREDIT - account->credit;
+        const uint64_t earned = ms * PINGS_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS);
+        account->credit += room > 0 ? (int64_t)mr_min_u64(earned, (uint64_t)room) : 0;
         const uint64_t most_ns = (account->stock_most / STOCK_A_SECOND + 1) * MR_NS_PER_S;
         const uint64_t ns = mr_min_u64(now_ns - account->looked_ns, most_ns);
         const uint64_t more = ns / MR_NS_PER_MS * STOCK_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS);
@@ -133,11 +150,11 @@ bool mr_connection_account_look(mr_connection_account *account, uint64_t sent_by
     if (!mr_mul_u64(account->receiving, account->whole, &coming)) {
         coming = UINT64_MAX;
     }
+    coming = mr_min_u64(coming, account->most_ahead);
     pay_given_up(account, coming);
     const uint64_t debt = debt_of(account);
-    const uint64_t most = mr_min_u64(coming, account->stock);
-    account->over = debt > most ? account->over + 1 : 0;
-    if (debt > most && debt - most > FAR_OVER) {
+    account->over = debt > coming ? account->over + 1 : 0;
+    if (debt > coming && debt - coming > FAR_OVER) {
         account->over = OVER_MOST;
     }
     return account->over >= OVER_MOST;

@@ -4,9 +4,10 @@
  *
  * It has a little from the start, and earns more by calls, by messages that came whole and by those
  * that we sent. gRPC shows no message before it is whole, so those that are coming are sent in
- * advance: the whole ones pay for themselves, and what was sent for the others comes out of a stock
- * that is the same for all of them together and grows again slowly. What is sent beyond all that
- * belongs to nothing: floods of frames that gRPC takes without end.
+ * advance, many at a time where a proxy sends for many clients: the whole ones pay for themselves,
+ * and what was sent for the others, once they are given up or refused, comes out of a stock that is
+ * the same for all of them together and grows again slowly. What is sent beyond all that belongs to
+ * nothing: floods of frames that gRPC takes without end.
  */
 #ifndef MILLRACE_SERVICE_CONNECTION_ACCOUNT_H
 #define MILLRACE_SERVICE_CONNECTION_ACCOUNT_H
@@ -16,6 +17,7 @@
 
 typedef struct mr_connection_account {
     uint64_t whole;      /* bytes on the line of the largest message */
+    uint64_t most_ahead; /* bytes that may be sent for messages that are coming */
     uint64_t stock_most; /* bytes: `stock` of a new connection */
     uint64_t stock;      /* that may be sent for messages that never become whole */
     uint64_t looked_ns;  /* 0: never; what the stock grows from */
@@ -31,9 +33,10 @@ void mr_connection_account_init(mr_connection_account *account, uint64_t message
 
 /* A call came. */
 void mr_connection_account_call(mr_connection_account *account);
-/* A message of its caller, who was let in, is coming, or one was refused on the way. */
+/* A message of its caller, who was let in, is coming. */
 void mr_connection_account_await(mr_connection_account *account);
-void mr_connection_account_refuse(mr_connection_account *account);
+/* A call was refused, whose message may be on its way: at most so many bytes of it. */
+void mr_connection_account_refuse(mr_connection_account *account, uint64_t most_bytes);
 /* It is whole. `sent_bytes`: what the connection sent so far, and so at most what a message can be
  * paid for: compressed ones are larger than that. */
 void mr_connection_account_whole(mr_connection_account *account, uint64_t bytes,

@@ -11,7 +11,10 @@
 /* Addresses that are remembered, and how many connections without a call each may have in
  * MR_CONNECTION_STRIKES_NS. */
 #define ADDRESSES_MOST 256
-#define CALLLESS_MOST  64
+/* What of a refused call's message may be on its way before its sender, who was never let in,
+ * knows: some windows of HTTP/2. How many are refused is bounded by strikes. */
+#define STRANGERS_BYTES (UINT64_C(256) << 10)
+#define CALLLESS_MOST   64
 /* Calls that need no credential: of limits.calls this part, and of that a connection has half. */
 #define OPEN_SHARE 8u
 
@@ -257,7 +260,7 @@ void mr_connection_table_gone(mr_connection_table *table, const mr_connection *c
     }
     record->callless += made_calls ? 0 : 1;
     record->unearned += unearned;
-    if (record->callless > CALLLESS_MOST || record->unearned > connection->account.stock_most) {
+    if (record->callless > CALLLESS_MOST || record->unearned > 2 * connection->account.stock_most) {
         record->callless = 0;
         record->unearned = 0;
         record->until_ns = now_ns + table->limits.penalty_ns;
@@ -344,10 +347,6 @@ mr_call_ticket mr_connection_table_begin_call(mr_connection_table *table, mr_con
         return begin_open(table, item);
     }
     if (table->calls >= table->limits.calls) {
-        if (item != NULL && item->proven) {
-            /* It is not its fault that the message comes in vain. */
-            mr_connection_account_refuse(&item->account);
-        }
         return (mr_call_ticket){.fit = MR_CALL_SERVER_FULL};
     }
     table->calls++;
@@ -365,6 +364,14 @@ void mr_connection_table_await(mr_connection_table *table, mr_connection_id id)
     if (item != NULL) {
         item->proven = true;
         mr_connection_account_await(&item->account);
+    }
+}
+
+void mr_connection_table_refuse(mr_connection_table *table, mr_connection_id id)
+{
+    mr_connection *item = mr_connection_table_get(table, id);
+    if (item != NULL) {
+        mr_connection_account_refuse(&item->account, item->proven ? UINT64_MAX : STRANGERS_BYTES);
     }
 }
 

@@ -109,6 +109,8 @@ mr_call_ticket mr_connection_table_begin_call(mr_connection_table *table, mr_con
 bool mr_connection_table_holds(const mr_connection_table *table, const mr_call_ticket *ticket);
 /* It was let in, and its message is awaited. */
 void mr_connection_table_await(mr_connection_table *table, mr_connection_id id);
+/* It was refused, and its message may be on its way: nobody's flood. */
+void mr_connection_table_refuse(mr_connection_table *table, mr_connection_id id);
 /* `ticket` is what begin_call gave. True: that was a strike too many, end the connection. */
 bool mr_connection_table_end_call(mr_connection_table *table, mr_connection_id id,
                                   const mr_call_ticket *ticket, bool strike, uint64_t now_ns);

@@ -371,6 +371,15 @@ void mr_connections_await(mr_connection_id id)
     pthread_mutex_unlock(&guard.mutex);
 }
 
+void mr_connections_refuse(mr_connection_id id)
+{
+    pthread_mutex_lock(&guard.mutex);
+    if (guard.table != NULL) {
+        mr_connection_table_refuse(guard.table, id);
+    }
+    pthread_mutex_unlock(&guard.mutex);
+}
+
 /* NULL: nothing is guarded, or it is gone. */
 static mr_connection *get(mr_connection_id id)
 {

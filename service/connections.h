@@ -28,6 +28,8 @@ void mr_connections_leave(void);
 mr_call_ticket mr_connections_begin_call(const char *peer, bool open, mr_connection_id *out);
 bool mr_connections_holds(const mr_call_ticket *ticket);
 void mr_connections_await(mr_connection_id id);
+/* It was refused, or has no method: a message that comes in vain is nobody's flood. */
+void mr_connections_refuse(mr_connection_id id);
 /* The message is in, or the call has ended before it is. */
 void mr_connections_received(mr_connection_id id, uint64_t bytes, bool given_up);
 void mr_connections_sent(mr_connection_id id);

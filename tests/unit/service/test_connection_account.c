@@ -14,7 +14,10 @@
 /* Of the largest message, and on the line: an eighth more, for the heads of frames. */
 #define MESSAGE (1000 * KIB)
 #define WHOLE   (1125 * KIB)
-#define STOCK   (64 * MIB)
+/* For messages given up: eight whole ones of 16 MiB, at least 128 MiB, at most 512. For those that
+ * are coming: 512 MiB. */
+#define STOCK (144 * MIB)
+#define AHEAD (512 * MIB)
 
 static mr_connection_account create(uint64_t message_bytes)
 {
@@ -85,22 +88,80 @@ static void test_account_messages_that_never_came_earn_nothing(void **state)
     assert_true(floods(&account, sent + 1));
 }
 
-/* Nor do a thousand that are open and do not come. */
-static void test_account_messages_that_do_not_come_share_one_stock(void **state)
+/* A thousand that are open and do not come: so much is sent ahead, once, for all of them. */
+static void test_account_messages_that_do_not_come_share_what_is_ahead(void **state)
 {
     (void)state;
     mr_connection_account account = create(16 * MIB);
     for (int i = 0; i < 1000; i++) {
         mr_connection_account_await(&account);
     }
-    assert_false(floods(&account, 256 * KIB + STOCK));
-    assert_true(floods(&account, 256 * KIB + STOCK + 1));
+    assert_false(floods(&account, 256 * KIB + AHEAD));
+    assert_true(floods(&account, 256 * KIB + AHEAD + 1));
     /* A message may be larger than that. */
-    account = create(160 * MIB);
+    account = create(640 * MIB);
     mr_connection_account_await(&account);
-    mr_connection_account_await(&account);
-    assert_false(floods(&account, 256 * KIB + 180 * MIB));
-    assert_true(floods(&account, 256 * KIB + 180 * MIB + 1));
+    assert_false(floods(&account, 256 * KIB + 720 * MIB));
+    assert_true(floods(&account, 256 * KIB + 720 * MIB + 1));
+    /* Given up, all of it comes out of the stock. */
+    account = create(16 * MIB);
+    for (int i = 0; i < 1000; i++) {
+        mr_connection_account_await(&account);
+    }
+    assert_false(floods(&account, 256 * KIB + STOCK + 1));
+    for (int i = 0; i < 1000; i++) {
+        mr_connection_account_give_up(&account);
+    }
+    assert_true(floods(&account, 256 * KIB + STOCK + 1));
+}
+
+/* As a proxy sends for many clients at a time. */
+static void test_account_uploads_beside_each_other_are_no_flood(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(16 * MIB);
+    uint64_t sent = 0;
+    for (int i = 0; i < 30; i++) {
+        mr_connection_account_await(&account);
+    }
+    for (int part = 0; part < 15; part++) {
+        sent += 30 * MIB; /* one of each */
+        assert_false(floods(&account, sent));
+    }
+    for (int i = 0; i < 30; i++) {
+        mr_connection_account_whole(&account, 15 * MIB, sent);
+        assert_false(floods(&account, sent));
+    }
+    assert_int_equal(mr_connection_account_unearned(&account), 0);
+}
+
+/* What was on its way when a call was refused, of one who was let in before and of a stranger. */
+static void test_account_messages_of_refused_calls_are_no_flood(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(16 * MIB);
+    mr_connection_account_refuse(&account, UINT64_MAX);
+    assert_false(floods(&account, 256 * KIB + 18 * MIB));
+    assert_true(floods(&account, 256 * KIB + 18 * MIB + 1));
+    account = create(16 * MIB);
+    mr_connection_account_refuse(&account, 256 * KIB);
+    assert_false(floods(&account, 512 * KIB));
+    assert_true(floods(&account, 512 * KIB + 1));
+}
+
+/* An idle connection that pings: 64 bytes a second, up to what it has from the start. */
+static void test_account_lets_idle_connections_ping_for_ever(void **state)
+{
+    (void)state;
+    mr_connection_account account = create(MESSAGE);
+    uint64_t sent = 256 * KIB;
+    for (uint64_t at = 1; at < 1000000; at++) {
+        sent += at % 10 == 0 ? 60 : 0; /* with TLS, every ten seconds */
+        assert_false(mr_connection_account_look(&account, sent, at * S));
+    }
+    /* And it has not saved anything up. */
+    assert_false(floods(&account, sent + 255 * KIB));
+    assert_true(floods(&account, sent + 257 * KIB));
 }
 
 /* Large ones that run into their deadline: all that was sent, before and after, is forgiven. */
@@ -124,7 +185,7 @@ static void test_account_uploads_that_are_given_up_are_no_flood(void **state)
     }
 }
 
-/* 2 MiB a second come back, and what came whole. */
+/* 8 MiB a second come back, and what came whole. */
 static void test_account_stock_grows_by_time_and_by_what_comes(void **state)
 {
     (void)state;
@@ -139,7 +200,7 @@ static void test_account_stock_grows_by_time_and_by_what_comes(void **state)
     assert_false(floods(&account, sent));
     assert_int_equal(mr_connection_account_unearned(&account), STOCK);
     (void)mr_connection_account_look(&account, sent, 11 * S);
-    assert_int_equal(mr_connection_account_unearned(&account), STOCK - 20 * MIB);
+    assert_int_equal(mr_connection_account_unearned(&account), STOCK - 80 * MIB);
     (void)mr_connection_account_look(&account, sent, 100 * S);
     assert_int_equal(mr_connection_account_unearned(&account), 0);
 
@@ -199,7 +260,10 @@ int main(void)
         cmocka_unit_test(test_account_lets_send_what_calls_need),
         cmocka_unit_test(test_account_lets_requests_of_full_size_come),
         cmocka_unit_test(test_account_messages_that_never_came_earn_nothing),
-        cmocka_unit_test(test_account_messages_that_do_not_come_share_one_stock),
+        cmocka_unit_test(test_account_messages_that_do_not_come_share_what_is_ahead),
+        cmocka_unit_test(test_account_uploads_beside_each_other_are_no_flood),
+        cmocka_unit_test(test_account_messages_of_refused_calls_are_no_flood),
+        cmocka_unit_test(test_account_lets_idle_connections_ping_for_ever),
         cmocka_unit_test(test_account_uploads_that_are_given_up_are_no_flood),
         cmocka_unit_test(test_account_stock_grows_by_time_and_by_what_comes),
         cmocka_unit_test(test_account_pays_for_no_more_than_was_sent),
