@@ -18,6 +18,7 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 import attacks
 from attacks import THROWN_OUT, Attacker, Peak, headers
 from http2 import DATA, END_HEADERS, END_STREAM, HEADERS, INITIAL_WINDOW_SIZE, RST_STREAM, SETTINGS, frame, literal
+from keys import bearer, digest
 from serving import CALL_S, Answer, Server, check_retry, generate, greedy
 from stubs import pb, pb_grpc
 
@@ -407,6 +408,25 @@ def test_uploads_that_run_into_their_deadline_are_no_flood(guarded):
         # The same connection: the line has only one.
         assert generate(stub, OTHER).ids == guarded.reference[1]
     assert guarded.log.count("a connection is closed") == before
+
+
+def test_refused_calls_hurt_no_neighbour_on_their_connection(millrace_bin, model_path):
+    """A wrong key, no such method: the messages that come in vain are not their connection's flood."""
+    key = "a key of somebody on the same connection"
+    tenants = f"tenants=[{{name: acme, keys: [{digest(key)}]}}]"
+    with Server(millrace_bin, model_path, "max_seq_length=1024", tenants) as server:
+        stream = server.stub.Generate(greedy(300, text="The river ran"), timeout=CALL_S, metadata=bearer(key))
+        next(stream)
+        large = greedy(1, text="x" * 200_000)
+        other = server.channel.unary_unary("/millrace.v1.InferenceService/NoSuchMethod")
+        for _ in range(10):
+            with pytest.raises(grpc.RpcError) as caught:
+                list(server.stub.Generate(large, timeout=CALL_S, metadata=bearer("wrong")))
+            assert caught.value.code() == grpc.StatusCode.UNAUTHENTICATED
+            with pytest.raises(grpc.RpcError) as caught:
+                other(bytes(200_000), timeout=CALL_S, metadata=bearer(key))
+            assert caught.value.code() == grpc.StatusCode.UNIMPLEMENTED
+        assert len([chunk for message in stream for chunk in message.chunks]) > 1
 
 
 def test_a_health_check_beside_an_upload_is_no_flood(guarded):
