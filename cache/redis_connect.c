@@ -4,6 +4,7 @@
 #include <fcntl.h>
 #include <hiredis.h>
 #include <inttypes.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -26,11 +27,12 @@ static mr_status ask(redisContext *redis, const char *what, int argc, const char
 }
 
 /* A replica takes no writes. Who may not ask for the role, or asks a proxy that has none, goes on.
- */
-static mr_status check_role(redisContext *redis, mr_error *err)
+ * `*hung_up`: such a proxy may end the connection instead of answering. */
+static mr_status check_role(redisContext *redis, bool *hung_up, mr_error *err)
 {
     redisReply *reply = redisCommand(redis, "ROLE");
     if (reply == NULL) {
+        *hung_up = redis->err == REDIS_ERR_EOF;
         return mr_fail(err, MR_UNAVAILABLE, "ROLE: %s", redis->errstr);
     }
     const redisReply *role =
@@ -61,11 +63,11 @@ static mr_status greet(redisContext *redis, const mr_redis_url *url, mr_error *e
         MR_TRY(ask(redis, "SELECT", 2, args, err));
     }
     const char *ping[] = {"PING"};
-    MR_TRY(ask(redis, "PING", 1, ping, err));
-    return check_role(redis, err);
+    return ask(redis, "PING", 1, ping, err);
 }
 
-static mr_status prepare(redisContext *redis, const mr_redis_url *url, mr_error *err)
+/* `hung_up` as above; NULL: the role is not asked for. */
+static mr_status prepare(redisContext *redis, const mr_redis_url *url, bool *hung_up, mr_error *err)
 {
     const struct timeval limit = {.tv_sec = TIMEOUT_S};
     if (redis->err != 0) {
@@ -76,6 +78,9 @@ static mr_status prepare(redisContext *redis, const mr_redis_url *url, mr_error 
     }
     (void)fcntl(redis->fd, F_SETFD, FD_CLOEXEC);
     MR_TRY(greet(redis, url, err));
+    if (hung_up != NULL) {
+        MR_TRY(check_role(redis, hung_up, err));
+    }
     /* hiredis connects and greets simply when it may block; from here on poll() says when. */
     const int flags = fcntl(redis->fd, F_GETFL);
     if (flags < 0 || fcntl(redis->fd, F_SETFL, flags | O_NONBLOCK) != 0) {
@@ -85,7 +90,8 @@ static mr_status prepare(redisContext *redis, const mr_redis_url *url, mr_error 
     return MR_OK;
 }
 
-mr_status mr_redis_connect(const mr_redis_url *url, redisContext **out, mr_error *err)
+static mr_status connect_to(const mr_redis_url *url, bool *hung_up, redisContext **out,
+                            mr_error *err)
 {
     const struct timeval limit = {.tv_sec = TIMEOUT_S};
     redisContext *redis = url->is_socket ? redisConnectUnixWithTimeout(url->host, limit)
@@ -93,11 +99,18 @@ mr_status mr_redis_connect(const mr_redis_url *url, redisContext **out, mr_error
     if (redis == NULL) {
         return mr_fail(err, MR_RESOURCE_EXHAUSTED, "out of memory for a connection to Redis");
     }
-    const mr_status status = prepare(redis, url, err);
+    const mr_status status = prepare(redis, url, hung_up, err);
     if (status != MR_OK) {
         redisFree(redis);
         return status;
     }
     *out = redis;
     return MR_OK;
+}
+
+mr_status mr_redis_connect(const mr_redis_url *url, redisContext **out, mr_error *err)
+{
+    bool hung_up = false;
+    const mr_status status = connect_to(url, &hung_up, out, err);
+    return hung_up ? connect_to(url, NULL, out, err) : status;
 }

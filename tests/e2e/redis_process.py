@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """A redis-server of a test's own, on a socket."""
+import contextlib
 import shutil
+import socket
 import subprocess
 import tempfile
+import threading
 import time
 
 import pytest
@@ -59,3 +62,40 @@ class Redis:
     def __exit__(self, *_):
         self.kill()
         self._folder.cleanup()
+
+
+class Proxy:
+    """Stands before a Redis and ends a connection that asks it for a command that it does not know: ROLE."""
+
+    def __init__(self, redis):
+        self._to = redis.socket
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.url = f"redis://127.0.0.1:{self._listener.getsockname()[1]}"
+        self.ended = 0
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                client = self._listener.accept()[0]
+                server = socket.socket(socket.AF_UNIX)
+                server.connect(self._to)
+                threading.Thread(target=self._carry, args=(client, server, True), daemon=True).start()
+                threading.Thread(target=self._carry, args=(server, client, False), daemon=True).start()
+
+    def _carry(self, source, sink, asks):
+        with contextlib.suppress(OSError):
+            while data := source.recv(65536):
+                if asks and b"ROLE\r\n" in data:
+                    self.ended += 1
+                    break
+                sink.sendall(data)
+        for end in (source, sink):
+            with contextlib.suppress(OSError):
+                end.shutdown(socket.SHUT_RDWR)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.close()

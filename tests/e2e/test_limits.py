@@ -13,7 +13,7 @@ import pytest
 
 from keys import ADMIN, ADMIN_KEY, KeyServer, bearer, digest
 from metrics import Scrape
-from redis_process import Redis
+from redis_process import Proxy, Redis
 from serving import CALL_S, Answer, check_retry, failure, generate, greedy, unary
 from stubs import pb, pb_grpc
 
@@ -396,6 +396,15 @@ def test_claims_are_published_and_outdated_X5(millrace_bin, model_path):
             wait_until(lambda: redis.ask("HGET", record, "epoch") not in claims().values(), "the epoch is another")
             generate(server.stub, greedy(1, text=PROMPT * 40))
             wait_until(lambda: redis.ask("HGET", record, "epoch") in claims().values(), "blocks are claimed again")
+
+
+def test_proxies_that_end_connections_at_unknown_commands_are_connected_to(millrace_bin, model_path):
+    with Redis() as redis, Proxy(redis) as proxy:
+        with start(millrace_bin, model_path, f"redis.url={proxy.url}", "redis.on_failure=closed",
+                   tenants(requests_per_s=1000), metrics=True) as server:
+            assert generate(server.stub, short()).ids
+            assert decisions(server, "redis") == 1
+            assert proxy.ended > 0
 
 
 def test_password_is_never_shown(millrace_bin, model_path):
