@@ -8,8 +8,8 @@
 #define BASE_CREDIT (INT64_C(256) << 10)
 /* Unused, what is beyond this is lost soon. */
 #define MOST_CREDIT (INT64_C(1) << 20)
-/* Headers and trailers of a call. */
-#define CALL_CREDIT (INT64_C(8) << 10)
+/* Headers and trailers of a call, at least. */
+#define CALL_CREDIT (UINT64_C(8) << 10)
 /* Window updates, and the answers to pings that measure the line, for one message of ours. */
 #define SENT_CREDIT INT64_C(256)
 /* Bytes of pings that keep it open while it has no calls, TLS included: ten times what is allowed.
@@ -48,12 +48,14 @@ static uint64_t larger(uint64_t a, uint64_t b)
     return a > b ? a : b;
 }
 
-void mr_connection_account_init(mr_connection_account *account, uint64_t message_bytes)
+void mr_connection_account_init(mr_connection_account *account, uint64_t message_bytes,
+                                uint64_t header_bytes)
 {
     const uint64_t whole = on_the_line(message_bytes);
     const uint64_t some = larger(STOCK_MESSAGES * whole, LEAST_STOCK);
     const uint64_t most = larger(whole, mr_min_u64(some, MOST_STOCK));
     *account = (mr_connection_account){.whole = whole,
+                                       .call = larger(on_the_line(header_bytes), CALL_CREDIT),
                                        .most_ahead = larger(whole, AHEAD),
                                        .stock_most = most,
                                        .stock = most,
@@ -62,7 +64,7 @@ void mr_connection_account_init(mr_connection_account *account, uint64_t message
 
 void mr_connection_account_call(mr_connection_account *account)
 {
-    account->credit += CALL_CREDIT;
+    account->credit += (int64_t)account->call;
 }
 
 void mr_connection_account_await(mr_connection_account *account)

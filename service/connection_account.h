@@ -17,6 +17,7 @@
 
 typedef struct mr_connection_account {
     uint64_t whole;      /* bytes on the line of the largest message */
+    uint64_t call;       /* of a call's headers and trailers */
     uint64_t most_ahead; /* bytes that may be sent for messages that are coming */
     uint64_t stock_most; /* bytes: `stock` of a new connection */
     uint64_t stock;      /* that may be sent for messages that never become whole */
@@ -28,8 +29,9 @@ typedef struct mr_connection_account {
     uint32_t over;       /* looks in a row at which too much was sent */
 } mr_connection_account;
 
-/* `message_bytes`: of the largest message. */
-void mr_connection_account_init(mr_connection_account *account, uint64_t message_bytes);
+/* `message_bytes`: of the largest message; `header_bytes`: of a call's metadata, at most. */
+void mr_connection_account_init(mr_connection_account *account, uint64_t message_bytes,
+                                uint64_t header_bytes);
 
 /* A call came. */
 void mr_connection_account_call(mr_connection_account *account);

@@ -197,7 +197,8 @@ mr_connection_id mr_connection_table_admit(mr_connection_table *table, const mr_
     table->last_serial = table->last_serial == UINT32_MAX ? 1 : table->last_serial + 1;
     *item = *fresh;
     item->serial = table->last_serial;
-    mr_connection_account_init(&item->account, table->limits.message_bytes);
+    mr_connection_account_init(&item->account, table->limits.message_bytes,
+                               table->limits.header_bytes);
     table->keys[index] = key_of(&item->peer);
     return (mr_connection_id){index, item->serial};
 }

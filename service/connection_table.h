@@ -30,6 +30,7 @@ typedef struct mr_connection_limits {
     uint32_t connection_calls; /* at a time, of one connection */
     uint32_t calls;            /* at a time, of all */
     uint64_t message_bytes;    /* of a request */
+    uint64_t header_bytes;     /* of a call's metadata */
     uint64_t penalty_ns;       /* after which an address may connect anew */
 } mr_connection_limits;
 

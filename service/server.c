@@ -161,6 +161,7 @@ static mr_status start_guard(const mr_server *server, mr_error *err)
                                          .connection_calls = server->limits.connection_calls,
                                          .calls = server->limits.calls,
                                          .message_bytes = server->max_message_bytes,
+                                         .header_bytes = server->limits.header_bytes,
                                          .penalty_ns = server->limits.penalty_ms * MR_NS_PER_MS};
     return mr_connections_start(&limits, err);
 }

@@ -22,7 +22,7 @@
 static mr_connection_account create(uint64_t message_bytes)
 {
     mr_connection_account account;
-    mr_connection_account_init(&account, message_bytes);
+    mr_connection_account_init(&account, message_bytes, 1024);
     return account;
 }
 
@@ -53,6 +53,17 @@ static void test_account_lets_send_what_calls_need(void **state)
     }
     assert_false(floods(&account, 300 * KIB)); /* 256 + 4 × 8 + 12 */
     assert_true(floods(&account, 300 * KIB + 1));
+}
+
+/* An eighth more than the metadata that a call may have. */
+static void test_account_lets_calls_have_the_metadata_they_may(void **state)
+{
+    (void)state;
+    mr_connection_account account;
+    mr_connection_account_init(&account, MESSAGE, 32 * KIB);
+    mr_connection_account_call(&account);
+    assert_false(floods(&account, (256 + 36) * KIB));
+    assert_true(floods(&account, (256 + 36) * KIB + 1));
 }
 
 static void test_account_lets_requests_of_full_size_come(void **state)
@@ -258,6 +269,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_account_lets_send_what_calls_need),
+        cmocka_unit_test(test_account_lets_calls_have_the_metadata_they_may),
         cmocka_unit_test(test_account_lets_requests_of_full_size_come),
         cmocka_unit_test(test_account_messages_that_never_came_earn_nothing),
         cmocka_unit_test(test_account_messages_that_do_not_come_share_what_is_ahead),
