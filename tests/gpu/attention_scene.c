@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "attention_scene.h"
 
+#include "emulated/codes.h"
 #include "kernels/kv_layout.h"
 #include "kernels/weight_codes.h"
 #include "tiny_codes.h"
@@ -129,9 +130,10 @@ static void mark_loud(scene *c)
             const uint32_t within = t % MR_CUDA_SPLIT_KEYS;
             loud[t] = within == 0 || within == MR_CUDA_SPLIT_KEYS - 1 ||
                       t % 64 == (slot * 7 + t / 64 * 13) % 64;
+            loud[t] = c->s.behind_sink > 0.0f ? t == 0 : loud[t];
         }
     }
-    for (uint32_t i = 0; i < r->count; i++) {
+    for (uint32_t i = 0; i < r->count && c->s.behind_sink == 0.0f; i++) {
         uint8_t *loud = c->loud + c->first[r->slot[i]];
         const uint32_t from = window_of(c, r->position[i]);
         loud[r->position[i]] = loud[from] = loud[from > 0 ? from - 1 : 0] = 1;
@@ -163,6 +165,24 @@ static float common(uint32_t i)
     return (i * 2654435761u >> 16 & 1) != 0 ? 1.0f : -1.0f;
 }
 
+static void draw_key(gpu_bench *b, const scene_shape *s, bool loud, float *x)
+{
+    const float loudness = (s->behind_sink > 0.0f ? 22.0f : 16.0f) / sqrtf((float)s->width);
+    for (uint32_t i = 0; i < s->width; i++) {
+        x[i] = (loud ? loudness * common(i) : 0.0f) + tiny_uniform(&b->state, -0.5f, 0.5f);
+    }
+}
+
+static void draw_value(gpu_bench *b, const scene_shape *s, uint32_t position, float *x)
+{
+    for (uint32_t i = 0; i < s->width; i++) {
+        x[i] = tiny_uniform(&b->state, -1.0f, 1.0f);
+        if (s->behind_sink > 0.0f) {
+            x[i] = position == 0 ? x[i] * 1e-4f : common(i) * s->behind_sink * (1.0f + x[i] / 4.0f);
+        }
+    }
+}
+
 static void fill_cache(gpu_bench *b, scene *c)
 {
     const scene_shape *s = &c->s;
@@ -171,7 +191,6 @@ static void fill_cache(gpu_bench *b, scene *c)
     for (uint32_t i = 0; i < 2 * c->n_blocks * s->kv_heads; i++) {
         poison(s, c->planes[i % 2] + i / 2 * bytes);
     }
-    const float loudness = 16.0f / sqrtf((float)s->width);
     for (uint32_t slot = 0; slot < c->rows->slots; slot++) {
         for (uint32_t t = c->first[slot]; t < c->first[slot + 1]; t++) {
             const uint32_t position = t - c->first[slot];
@@ -180,15 +199,10 @@ static void fill_cache(gpu_bench *b, scene *c)
             for (uint32_t g = 0; g < s->kv_heads; g++) {
                 const size_t piece = (size_t)block * s->kv_heads + g;
                 const size_t kept = ((size_t)t * s->kv_heads + g) * s->width;
-                for (uint32_t i = 0; i < s->width; i++) {
-                    x[i] = (c->loud[t] ? loudness * common(i) : 0.0f) +
-                           tiny_uniform(&b->state, -0.5f, 0.5f);
-                }
+                draw_key(b, s, c->loud[t] != 0, x);
                 put_vector(s, c->planes[0] + piece * bytes, position % s->block_size, x,
                            kv_scales[0], c->keys + kept);
-                for (uint32_t i = 0; i < s->width; i++) {
-                    x[i] = tiny_uniform(&b->state, -1.0f, 1.0f);
-                }
+                draw_value(b, s, position, x);
                 put_vector(s, c->planes[1] + piece * bytes, position % s->block_size, x,
                            kv_scales[1], c->values + kept);
             }
@@ -343,7 +357,16 @@ static void check_guard(gpu_bench *b, mr_cuda_ptr behind, const char *what, cons
     }
 }
 
-void scene_run(gpu_bench *b, scene *c, uint32_t most, uint8_t *out, const char *what)
+static bool launch(gpu_bench *b, const scene *c, const char *what)
+{
+    const int code = b->api->attention_split(b->context, &c->p);
+    if (code != 0 && code != GPU_NOT_TAKEN) {
+        fail_msg("%s: %s (%d)", what, b->api->error_text(code), code);
+    }
+    return code == 0;
+}
+
+bool scene_run(gpu_bench *b, scene *c, uint32_t most, uint8_t *out, const char *what)
 {
     const uint32_t counters = c->p.tokens * c->p.heads;
     uint32_t *count = gpu_array(counters, sizeof(*count));
@@ -352,16 +375,14 @@ void scene_run(gpu_bench *b, scene *c, uint32_t most, uint8_t *out, const char *
     assert_int_equal(b->api->fill(b->context, c->p.counters, 0, (uint64_t)counters * 4), 0);
     c->p.first = 0;
     c->p.count = 0;
-    if (most == 0) {
-        assert_int_equal(b->api->attention_split(b->context, &c->p), 0);
-    }
-    for (uint32_t end = 0; most > 0 && end < c->n_items; c->p.first = end) {
+    bool taken = most > 0 || launch(b, c, what);
+    for (uint32_t end = 0; taken && most > 0 && end < c->n_items; c->p.first = end) {
         do {
             end++;
         } while (end < c->n_items &&
                  (c->items[end].token == c->items[end - 1].token || end - c->p.first < most));
         c->p.count = end - c->p.first;
-        assert_int_equal(b->api->attention_split(b->context, &c->p), 0);
+        taken = launch(b, c, what);
     }
     gpu_get(b, out, c->p.out, c->out_bytes);
     gpu_get(b, count, c->p.counters, (uint64_t)counters * 4);
@@ -374,6 +395,7 @@ void scene_run(gpu_bench *b, scene *c, uint32_t most, uint8_t *out, const char *
     check_guard(b, c->p.out + c->out_bytes, what, "out");
     check_guard(b, c->p.partials + c->partial_bytes, what, "partials");
     check_guard(b, c->p.counters + (uint64_t)counters * 4, what, "counters");
+    return taken;
 }
 
 /* In four sums: the compiler then has them side by side. Widths are multiples of 4. */

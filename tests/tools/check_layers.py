@@ -18,7 +18,7 @@ MAY_INCLUDE = {
     "service": {"api", "scheduler", "cache", "model", "kernels", "base"},
 }
 INCLUDE = re.compile(r'^\s*#\s*include\s+"([^"]+)"', re.M)
-CODE = {".c", ".h", ".cu", ".cuh", ".def"}
+CODE = {".c", ".h", ".cpp", ".cu", ".cuh", ".def"}
 MARKED = CODE | {".py", ".sh", ".proto"}
 
 
