@@ -13,6 +13,10 @@
 #define DIGEST_B "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ae"
 #define DIGEST_C "00000000000000000000000000000000000000000000000000000000000000aa"
 
+/* A configuration is large: inlined, each of many steps would have one of its own in a test's
+ * frame, which is more than a sanitized stack has. */
+#define CONFIG_STEP static __attribute__((noinline, unused))
+
 /* Fails unless `text` is part of the message. */
 static inline void assert_says(const mr_error *err, const char *text)
 {
@@ -29,7 +33,7 @@ static inline mr_config fresh(void)
     return config;
 }
 
-static inline void set_ok(mr_config *config, const char *assignment)
+CONFIG_STEP void set_ok(mr_config *config, const char *assignment)
 {
     mr_error err = {0};
     if (mr_config_set(config, assignment, &err) != MR_OK) {
@@ -37,7 +41,7 @@ static inline void set_ok(mr_config *config, const char *assignment)
     }
 }
 
-static inline void set_refused(const char *assignment, mr_status status, const char *text)
+CONFIG_STEP void set_refused(const char *assignment, mr_status status, const char *text)
 {
     mr_config config = fresh();
     mr_error err = {0};
@@ -45,7 +49,7 @@ static inline void set_refused(const char *assignment, mr_status status, const c
     assert_says(&err, text);
 }
 
-static inline mr_status load_text(mr_config *config, const char *text, mr_error *err)
+CONFIG_STEP mr_status load_text(mr_config *config, const char *text, mr_error *err)
 {
     const temp_dir dir = temp_dir_make();
     char path[PATH_MAX];
@@ -55,8 +59,8 @@ static inline mr_status load_text(mr_config *config, const char *text, mr_error 
     return status;
 }
 
-static inline void load_refused(const char *text, mr_status status, const char *line,
-                                const char *what)
+CONFIG_STEP void load_refused(const char *text, mr_status status, const char *line,
+                              const char *what)
 {
     mr_config config = fresh();
     mr_error err = {0};
