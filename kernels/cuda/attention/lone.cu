@@ -51,10 +51,7 @@ __device__ static inline void mr_join_head(const mr_lone_args &a, uint32_t token
     for (uint32_t i = lane; i < splits; i += 32) {
         top = fmaxf(top, parts[i * stride + D]);
     }
-#pragma unroll
-    for (int o = 16; o > 0; o /= 2) {
-        top = fmaxf(top, __shfl_xor_sync(0xffffffffu, top, o));
-    }
+    top = mr_warp_fold(top, mr_larger());
     float2 acc[D / 64] = {};
     float sum = 0.0f;
     for (uint32_t first = 0; first < splits; first += 32) {

@@ -7,8 +7,6 @@
 #include "kernels/cuda/attention/lone_ring.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
-#define MR_LONE_LOG2E 1.4426950408889634f
-
 /* Softmax over the piece's keys so far. A lane has heads 2 · (lane % 4) and the one behind it, as
  * columns; out[n] are rows of D: lane / 4 and 8 further of the n-th sixteen, or, of one-byte
  * values, 2 · (lane / 4) and the one behind it. */
@@ -178,13 +176,13 @@ __device__ static inline void mr_scale_scores(const mr_lone_args &a, const mr_lo
     }
     if (a.p.soft_cap > 0.0f) {
         const float in = a.p.scale / a.p.soft_cap;
-        const float out = a.p.soft_cap * MR_LONE_LOG2E;
+        const float out = a.p.soft_cap * MR_LOG2E;
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             s[i / 4][i % 4] = tanhf(s[i / 4][i % 4] * in) * out;
         }
     } else {
-        const float scale = a.p.scale * MR_LONE_LOG2E;
+        const float scale = a.p.scale * MR_LOG2E;
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             s[i / 4][i % 4] *= scale;

@@ -20,7 +20,7 @@ struct mr_lone_args : mr_split_args {
 enum mr_lone_kv { MR_LONE_SAME, MR_LONE_E4M3, MR_LONE_I8 };
 
 /* What lies where in a stage: keys, values, and the scales of both. Rows of 128 bytes and more lie
- * as the copy engine swizzles them (maps.cuh). */
+ * in eights, swizzled by 128 bytes; shorter ones two a line. */
 template <int D, mr_lone_kv KV> struct mr_lone_stage {
     static constexpr uint32_t ROW = D * (KV == MR_LONE_SAME ? 2 : 1); /* bytes */
     static constexpr uint32_t KEYS = MR_LONE_TILE / ROW;              /* a multiple of 16 */

@@ -18,7 +18,6 @@
 
 #define THREADS MR_SPLIT_THREADS
 #define KEYS    4 /* of a stream in flight */
-#define LOG2E   1.4426950408889634f
 
 /* Eight elements of one byte are one load, others take 16 bytes at a time. */
 __device__ static inline void mr_load_vectors(const void *from, uint2 (&v)[1])
@@ -139,7 +138,7 @@ __device__ static inline void mr_visit_keys(const mr_split_args &a, const uint32
                 }
                 dot *= a.p.scale * key_scale;
                 dot = a.p.soft_cap > 0.0f ? a.p.soft_cap * tanhf(dot / a.p.soft_cap) : dot;
-                score[j][s] = seen[j] ? dot * LOG2E : -CUDART_INF_F;
+                score[j][s] = seen[j] ? dot * MR_LOG2E : -CUDART_INF_F;
             }
             if (inside) {
                 mr_load8(values + mr_code_row<I8>(row[j], width, a.p.kv.block_size), d, width,

@@ -22,7 +22,6 @@
 #define ROWS    MR_CUDA_TILE_ROWS
 #define PARTS   2 /* of 16 rows, of a warp */
 #define KEYS    64
-#define LOG2E   1.4426950408889634f
 
 static_assert(ROWS == WARPS * PARTS * 16, "a warp takes 32 queries");
 
@@ -424,7 +423,7 @@ int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attentio
     a.share = p->heads / p->kv.heads;
     const uint32_t size = p->kv.block_size;
     a.shift = (size & (size - 1)) == 0 ? __builtin_ctz(size) : -1;
-    a.factor = p->soft_cap > 0.0f ? LOG2E : a.p.scale * LOG2E;
+    a.factor = p->soft_cap > 0.0f ? MR_LOG2E : a.p.scale * MR_LOG2E;
     bool done = false;
     const int code = mr_is_coded(p->kv) ? 0 : mr_cuda_attention_warpgroups_run(context, &a, &done);
     if (code != 0 || done) {

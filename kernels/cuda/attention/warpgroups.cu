@@ -457,8 +457,8 @@ int mr_cuda_attention_warpgroups_run(mr_cuda_context *context, const mr_tiles_ar
     a.pairs = p.n_tiles * p.heads;
     a.shift = static_cast<uint32_t>(tiles->shift);
     if (p.soft_cap > 0.0f) {
-        a.tiles.factor = p.soft_cap * LOG2E;
-        a.before = 2.0f * LOG2E * p.scale / p.soft_cap;
+        a.tiles.factor = p.soft_cap * MR_LOG2E;
+        a.before = 2.0f * MR_LOG2E * p.scale / p.soft_cap;
     }
     return p.type == MR_DTYPE_F16 ? choose<__half>(context, a, maps)
                                   : choose<__nv_bfloat16>(context, a, maps);

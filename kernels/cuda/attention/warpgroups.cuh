@@ -13,7 +13,6 @@
 #define ROWS    64 /* of one */
 #define THREADS ((GROUPS + 1) * 128)
 #define STAGES  2
-#define LOG2E   1.4426950408889634f
 
 static_assert(ROWS * GROUPS == MR_CUDA_TILE_ROWS, "the warpgroups share a tile");
 

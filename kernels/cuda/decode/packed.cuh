@@ -10,7 +10,6 @@
 #define MR_PACKED_WARPS 8
 #define MR_PACKED_KEYS  32 /* of a warp */
 #define MR_PACKED_HEADS 16 /* rows of a product */
-#define MR_PACKED_LOG2E 1.4426950408889634f
 
 static_assert(MR_PACKED_WARPS * MR_PACKED_KEYS == MR_CUDA_SPLIT_KEYS, "the warps share a split");
 
@@ -64,7 +63,7 @@ __device__ static inline void mr_weigh(float scale, float soft_cap, const mr_spl
             const uint32_t key = first + n * 8 + threadIdx.x % 4 * 2 + i % 2;
             float x = s[n][i] * scale;
             x = soft_cap > 0.0f ? soft_cap * tanhf(x / soft_cap) : x;
-            s[n][i] = key >= range.begin && key < range.end ? x * MR_PACKED_LOG2E : -CUDART_INF_F;
+            s[n][i] = key >= range.begin && key < range.end ? x * MR_LOG2E : -CUDART_INF_F;
             rows.max[i / 2] = fmaxf(rows.max[i / 2], s[n][i]);
         }
     }

@@ -11,6 +11,9 @@
 #include <cuda_runtime.h>
 #include <math_constants.h>
 
+/* Scores are kept in powers of two. */
+#define MR_LOG2E 1.4426950408889634f
+
 struct mr_cuda_gemm_cache;
 
 struct mr_cuda_context {
