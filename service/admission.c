@@ -100,12 +100,11 @@ static mr_access access_of(const mr_call *call)
 
 /* Whether the caller may call the method. Before anything of the request is looked at, whatever the
  * method. */
-static mr_status authorise(mr_call *call, mr_error *err)
+static mr_status authorise(mr_call *call, mr_access access, mr_error *err)
 {
     mr_server *server = call->queue->server;
     call->tenants = mr_tenant_place_get(&server->tenants);
     call->tenant = call->tenants->tenants.count;
-    mr_access access = access_of(call);
     call->audited = access == MR_ACCESS_ADMIN;
     if (access == MR_ACCESS_OPEN) {
         return MR_OK;
@@ -124,11 +123,10 @@ static mr_status authorise(mr_call *call, mr_error *err)
 }
 
 /* One that is too many is refused before its request is waited for. */
-static mr_status check_room(mr_call *call, mr_error *err)
+static mr_status check_room(mr_call *call, mr_access access, mr_error *err)
 {
     char *peer = grpc_call_get_peer(call->call);
-    call->ticket =
-        mr_connections_begin_call(peer, access_of(call) == MR_ACCESS_OPEN, &call->connection);
+    call->ticket = mr_connections_begin_call(peer, access == MR_ACCESS_OPEN, &call->connection);
     gpr_free(peer);
     call->counted = true;
     const mr_call_fit fit = call->ticket.fit;
@@ -172,9 +170,10 @@ static mr_status check_metadata(const mr_call *call, mr_error *err)
 
 static mr_status check(mr_call *call, mr_error *err)
 {
-    MR_TRY(check_room(call, err));
+    const mr_access access = access_of(call);
+    MR_TRY(check_room(call, access, err));
     MR_TRY(check_metadata(call, err));
-    return authorise(call, err);
+    return authorise(call, access, err);
 }
 
 mr_status mr_admission_check(mr_call *call, mr_error *err)

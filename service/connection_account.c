@@ -86,6 +86,13 @@ void mr_connection_account_give_up(mr_connection_account *account)
     }
 }
 
+/* Not beyond what it has from the start, so that nothing is saved up. */
+static void earn(mr_connection_account *account, uint64_t bytes)
+{
+    const int64_t room = BASE_CREDIT - account->credit;
+    account->credit += room > 0 ? (int64_t)mr_min_u64(bytes, (uint64_t)room) : 0;
+}
+
 static void see(mr_connection_account *account, uint64_t sent_bytes)
 {
     if (sent_bytes > account->seen_bytes) {
@@ -102,11 +109,9 @@ void mr_connection_account_whole(mr_connection_account *account, uint64_t bytes,
     }
     account->receiving--;
     see(account, sent_bytes);
-    /* Not beyond what it has from the start, so that nothing is saved up. */
     const uint64_t debt = debt_of(account);
-    const int64_t room = BASE_CREDIT - account->credit;
     const uint64_t earned = on_the_line(bytes);
-    account->credit += room > 0 ? (int64_t)mr_min_u64(earned, (uint64_t)room) : 0;
+    earn(account, earned);
     account->stock = mr_min_u64(account->stock + mr_min_u64(earned, debt), account->stock_most);
 }
 
@@ -119,9 +124,7 @@ static void refill(mr_connection_account *account, uint64_t now_ns)
 {
     if (account->looked_ns != 0 && now_ns > account->looked_ns) {
         const uint64_t ms = mr_min_u64((now_ns - account->looked_ns) / MR_NS_PER_MS, 1000);
-        const int64_t room = BASE_CREDIT - account->credit;
-        const uint64_t earned = ms * PINGS_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS);
-        account->credit += room > 0 ? (int64_t)mr_min_u64(earned, (uint64_t)room) : 0;
+        earn(account, ms * PINGS_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS));
         const uint64_t most_ns = (account->stock_most / STOCK_A_SECOND + 1) * MR_NS_PER_S;
         const uint64_t ns = mr_min_u64(now_ns - account->looked_ns, most_ns);
         const uint64_t more = ns / MR_NS_PER_MS * STOCK_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS);
