@@ -258,7 +258,8 @@ def sanitizer(bundle, pairs):
     """memcheck, racecheck and synccheck over the tests, eight at a time, within SANITIZER_S."""
     every = [("test_gpu_random", ""), ("test_gpu_sample", ""), ("test_gpu_exec", "test_head_groups"),
              ("test_gpu_exec", "test_layers_in_one_launch"), ("test_gpu_exec", "test_two_runs_are_bit_equal_D4")]
-    memory = [("test_gpu_transfer", "*elsewhere"), ("test_gpu_exec", "test_block_copies"), ("test_gpu_coded", ""),
+    memory = [("test_gpu_attention", "test_a_nan*"), ("test_gpu_attention", "test_block_sizes"),
+              ("test_gpu_attention", "test_other_types_and_widths"), ("test_gpu_transfer", "*elsewhere"), ("test_gpu_exec", "test_block_copies"), ("test_gpu_coded", ""),
               ("test_gpu_exec", "test_kv_types_and_blocks"), ("test_gpu_exec", "test_long_prompts")]
     jobs = [(tool, *x) for x in every for tool in ("memcheck", "racecheck", "synccheck")]
     jobs += [("memcheck", *x) for x in memory]
