@@ -26,7 +26,7 @@
 extern "C" {
 #endif
 
-#define MR_CUDA_API_VERSION 3u
+#define MR_CUDA_API_VERSION 4u
 #define MR_CUDA_API_SYMBOL  "millrace_cuda_api" /* const mr_cuda_api *(void) */
 
 /* Keys of one work item of split attention. Fixed, so that a row's sums do not depend on others. */
@@ -396,6 +396,11 @@ typedef struct mr_cuda_decode {
     float soft_cap; /* 0: none */
 } mr_cuda_decode;
 
+typedef struct mr_cuda_decode_most {
+    uint32_t rows;   /* 0: it does not take the shape */
+    uint32_t pieces; /* items times key/value heads; with more the separate operators are faster */
+} mr_cuda_decode_most;
+
 #define MR_CUDA_DECODE_SYNC 192u
 
 /* One block of every plane: copies `bytes` from each plane + from · bytes to plane + to · bytes. */
@@ -464,8 +469,8 @@ typedef struct mr_cuda_api {
     int (*gather)(mr_cuda_context *context, const mr_cuda_gather *p);
     int (*sample)(mr_cuda_context *context, const mr_cuda_sample *p);
     int (*block_move)(mr_cuda_context *context, const mr_cuda_block_move *p);
-    /* Most rows that decode takes of this shape (p->rows and pointers do not count); 0: none. */
-    uint32_t (*decode_rows)(mr_cuda_context *context, const mr_cuda_decode *p);
+    /* What decode takes of this shape (p->rows and pointers do not count). */
+    mr_cuda_decode_most (*decode_most)(mr_cuda_context *context, const mr_cuda_decode *p);
     /* Fills in the layers' maps; in host memory. */
     int (*decode_maps)(mr_cuda_context *context, const mr_cuda_decode *p,
                        mr_cuda_decode_layer *layers);

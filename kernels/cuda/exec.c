@@ -127,9 +127,10 @@ static void destroy(mr_exec *base)
     const mr_cuda_api *api = exec->backend->api;
     mr_cuda_context *context = exec->backend->context;
     (void)api->synchronize(context);
-    for (uint32_t i = 0; i < MR_CUDA_BUCKETS; i++) {
-        if (exec->captured[i].graph != NULL) {
-            api->graph_destroy(context, exec->captured[i].graph);
+    for (uint32_t i = 0; i < 2 * MR_CUDA_BUCKETS; i++) {
+        mr_cuda_graph *graph = exec->captured[i / MR_CUDA_BUCKETS][i % MR_CUDA_BUCKETS].graph;
+        if (graph != NULL) {
+            api->graph_destroy(context, graph);
         }
     }
     void *const areas[] = {exec->host_stages[0], exec->host_stages[1], exec->host_results[0],

@@ -6,8 +6,8 @@
  *   linear (out), norm, linear (gate, up), gated, linear (down)
  *
  * that are alike, one behind the other, up to the norm that adds what the last product gave. Only
- * in the last layer may rows be gathered. The module says for how many rows it takes such layers;
- * other steps, and other plans, run operator by operator.
+ * in the last layer may rows be gathered. The module says for how many rows, and how much of
+ * attention, it takes such layers; other steps, and other plans, run operator by operator.
  */
 #include "kernels/cuda/internal.h"
 
@@ -263,8 +263,8 @@ static int keep(mr_cuda_exec *exec, const matcher *m, uint32_t first)
     run->gathered = m->gathered;
     run->begin = first;
     run->end = m->at;
-    run->rows = api->decode_rows(context, &run->call);
-    if (run->rows == 0) {
+    run->most = api->decode_most(context, &run->call);
+    if (run->most.rows == 0) {
         return 0;
     }
     int code = api->decode_maps(context, &run->call, m->layers);
@@ -295,8 +295,10 @@ mr_status mr_cuda_layers_find(mr_cuda_exec *exec, mr_error *err)
 
 bool mr_cuda_layers_take(const mr_cuda_exec *exec, const mr_cuda_step *step)
 {
-    return step->graph && step->counts.tokens <= exec->layers.rows &&
-           step->counts.rows == step->counts.tokens;
+    const mr_cuda_decode_most *most = &exec->layers.most;
+    return step->graph && step->counts.tokens <= most->rows &&
+           step->counts.rows == step->counts.tokens &&
+           (uint64_t)step->n_items * exec->plan->kv.heads <= most->pieces;
 }
 
 int mr_cuda_layers_launch(mr_cuda_exec *exec, const mr_cuda_step *step)

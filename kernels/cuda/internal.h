@@ -236,16 +236,16 @@ uint32_t mr_cuda_bucket_index(uint32_t bucket);
 
 typedef struct mr_cuda_captured {
     mr_cuda_graph *graph;
-    bool warm; /* the bucket has run once without a graph: nothing is set up while capturing */
+    bool warm; /* it has run once without a graph: nothing is set up while capturing */
 } mr_cuda_captured;
 
 /* Operators [begin, end), all layers of the plan, which one launch can run. */
 typedef struct mr_cuda_layers {
     uint32_t begin;
     uint32_t end;
-    uint32_t rows;       /* for steps of up to so many tokens; 0: for none */
-    bool gathered;       /* the last layer's second half has the logit rows only */
-    mr_cuda_decode call; /* but for what differs from step to step */
+    bool gathered;            /* the last layer's second half has the logit rows only */
+    mr_cuda_decode_most most; /* of a step; no rows: of none */
+    mr_cuda_decode call;      /* but for what differs from step to step */
 } mr_cuda_layers;
 
 /* A step that was submitted. */
@@ -295,11 +295,11 @@ typedef struct mr_cuda_exec {
     uint32_t *delta_step;     /* [table entries] the step that last wrote one: later deltas win */
 
     mr_cuda_flight flights[2];
-    uint32_t n_pending; /* of them */
-    uint32_t last;      /* that was submitted last */
-    mr_cuda_captured captured[MR_CUDA_BUCKETS];
-    uint64_t transfers;   /* started; the ticket of the last */
-    uint64_t transferred; /* those up to this ticket are over */
+    uint32_t n_pending;                            /* of them */
+    uint32_t last;                                 /* that was submitted last */
+    mr_cuda_captured captured[2][MR_CUDA_BUCKETS]; /* [layers in one launch] */
+    uint64_t transfers;                            /* started; the ticket of the last */
+    uint64_t transferred;                          /* those up to this ticket are over */
     mr_exec_times times;
 } mr_cuda_exec;
 
@@ -352,6 +352,7 @@ typedef struct mr_cuda_step {
     mr_cuda_stage stage;
     uint32_t n_items; /* real */
     bool graph;       /* counts on the device decide, not these */
+    bool layers;      /* all in one launch */
 } mr_cuda_step;
 
 /* stage.c. Counts what there is of a batch, which was checked, and decides whether the step runs in
@@ -363,6 +364,7 @@ void mr_cuda_stage_put(const mr_cuda_exec *exec, const mr_cuda_step *step);
 
 /* fuse.c. Looks for layers that one launch can run, when all else of the executor is there. */
 MR_MUST_USE mr_status mr_cuda_layers_find(mr_cuda_exec *exec, mr_error *err);
+/* Whether they are to run `step` so, whose counts are known. */
 bool mr_cuda_layers_take(const mr_cuda_exec *exec, const mr_cuda_step *step);
 int mr_cuda_layers_launch(mr_cuda_exec *exec, const mr_cuda_step *step);
 

@@ -104,7 +104,7 @@ static int norm(mr_cuda_exec *exec, const mr_cuda_step *step, uint32_t index)
         .width = width_of(exec, op->stream),
         .epsilon = op->epsilon,
     };
-    if (index != exec->layers.end || !mr_cuda_layers_take(exec, step)) {
+    if (index != exec->layers.end || !step->layers) {
         p.raw = raw_scales(exec, index, p.rows);
     }
     if (takes_coded(exec, index, p.rows)) {
@@ -423,9 +423,8 @@ int mr_cuda_launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wh
 {
     *what = "starting a step";
     int code = prepare(exec, step);
-    const bool layers = mr_cuda_layers_take(exec, step);
     for (uint32_t i = 0; code == 0 && i < exec->plan->n_ops; i++) {
-        if (layers && i == exec->layers.begin) {
+        if (step->layers && i == exec->layers.begin) {
             *what = "layers";
             code = mr_cuda_layers_launch(exec, step);
             i = exec->layers.end - 1;

@@ -136,6 +136,7 @@ mr_status mr_cuda_stage_count(const mr_cuda_exec *exec, const mr_batch *batch, m
     MR_TRY(count_step(exec, batch, &out->counts, err));
     out->n_items = out->counts.items;
     out->graph = fit_bucket(exec, batch, &out->counts);
+    out->layers = mr_cuda_layers_take(exec, out);
     mr_cuda_stage_lay_out(&out->counts, exec->plan->kv.groups, &out->stage);
     MR_CHECK(out->stage.bytes <= exec->sizes.stage.bytes);
     return MR_OK;

@@ -5,7 +5,8 @@
  *
  * A step in which every sequence has one token is a decode step; up to 256 tokens it is padded to a
  * bucket. A bucket's first step runs without a graph, so that nothing is set up while capturing;
- * its second is captured; from then on it is one launch.
+ * its second is captured; from then on it is one launch. A bucket of few tokens has two graphs:
+ * all layers in one launch, and, for long contexts, operator by operator.
  */
 #include "kernels/cuda/internal.h"
 
@@ -21,7 +22,8 @@ static int launch(mr_cuda_exec *exec, const mr_cuda_step *step, const char **wha
     if (!step->graph) {
         return mr_cuda_launch(exec, step, what);
     }
-    mr_cuda_captured *captured = &exec->captured[mr_cuda_bucket_index(step->counts.tokens)];
+    mr_cuda_captured *captured =
+        &exec->captured[step->layers][mr_cuda_bucket_index(step->counts.tokens)];
     if (!captured->warm) {
         captured->warm = true;
         return mr_cuda_launch(exec, step, what);

@@ -293,6 +293,43 @@ static void test_layers_in_one_launch(void **state)
     }
 }
 
+/* Decoding behind a prompt of 34 splits: in one launch blocks have several of them each, and more
+ * are joined than a warp has lanes; with a neighbour it is too much for that. Float32 on the GPU,
+ * which does neither, is held to the reference elsewhere. */
+static void test_decoding_at_long_contexts(void **state)
+{
+    (void)state;
+    enum { LONG = 8700, DECODED = 12 };
+    const tiny_dims dims = layers_dims(&layers_cases[5], MR_DTYPE_BF16);
+    mr_exec_options options = gpu_wide_options(MR_DTYPE_F32);
+    options.max_tokens = 2048;
+    options.max_rows = 2048;
+    options.max_seqs = 2;
+    options.max_context = 8704;
+    options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+    tiny_plan tiny;
+    tiny_plan_create(&dims, &tiny);
+    mr_backend *reference = gpu_backend(MR_DTYPE_F32);
+    const tiny_schedule whole = {.prefill = LONG, .chunk = 2048};
+    float *expected = tiny_logits(reference, &tiny, &options, LONG, whole);
+    reference->vt->destroy(reference);
+    mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
+    options.kv_dtype = MR_DTYPE_BF16;
+    for (uint32_t neighbours = 0; neighbours < 2; neighbours++) {
+        const tiny_schedule how = {
+            .prefill = LONG - DECODED, .chunk = 680, .neighbours = neighbours};
+        float *logits = tiny_logits(backend, &tiny, &options, LONG, how);
+        const double found = tiny_distance(logits, expected, LONG, VOCAB);
+        if (!(found <= 5e-2)) {
+            fail_msg("among %u neighbours: relative error %g", neighbours, found);
+        }
+        free(logits);
+    }
+    free(expected);
+    backend->vt->destroy(backend);
+    tiny_plan_destroy(&tiny);
+}
+
 /* In decode steps of few rows, a row has the same bits whatever stands beside it. */
 static void test_few_neighbours_do_not_matter_D4(void **state)
 {
@@ -388,6 +425,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_stored_types),
         cmocka_unit_test(test_two_runs_are_bit_equal_D4),
         cmocka_unit_test(test_layers_in_one_launch),
+        cmocka_unit_test(test_decoding_at_long_contexts),
         cmocka_unit_test(test_few_neighbours_do_not_matter_D4),
         cmocka_unit_test(test_block_copies),
         cmocka_unit_test(test_nan_is_seen),

@@ -220,27 +220,34 @@ __device__ static inline void mr_put_newest(const mr_work &w, const T *heads, ui
     __syncwarp();
 }
 
-/* Partial results of a token's heads, in the order of splits; as mr_merge, past the first cache. */
+/* Partial results of a token's head, past the first cache, by a warp whose lanes have an element
+ * `d` each: maxima and sums of 32 splits are read at once, elements in the order of splits. Every
+ * split has a key that is seen. */
 __device__ static inline float mr_merge_far(const float *parts, size_t stride, uint32_t n,
-                                            uint32_t width, uint32_t d, float *sum)
+                                            uint32_t width, uint32_t d)
 {
+    const uint32_t lane = threadIdx.x % 32;
     float top = -CUDART_INF_F;
-    for (uint32_t i = 0; i < n; i++) {
+    for (uint32_t i = lane; i < n; i += 32) {
         top = fmaxf(top, __ldcg(parts + i * stride + width));
     }
+    top = mr_warp_fold(top, mr_larger());
     float acc = 0.0f;
     float total = 0.0f;
-    for (uint32_t i = 0; i < n; i++) {
-        const float *part = parts + i * stride;
-        const float max = __ldcg(part + width);
-        if (max != -CUDART_INF_F) {
-            const float fade = exp2f(max - top);
-            acc += __ldcg(part + d) * fade;
-            total += __ldcg(part + width + 1) * fade;
+    for (uint32_t first = 0; first < n; first += 32) {
+        const uint32_t here = min(32u, n - first);
+        const float *part = parts + first * stride;
+        float fade = 0.0f;
+        if (lane < here) {
+            fade = exp2f(__ldcg(part + lane * stride + width) - top);
+            total += __ldcg(part + lane * stride + width + 1) * fade;
+        }
+#pragma unroll 8
+        for (uint32_t i = 0; i < here; i++) {
+            acc += __ldcg(part + i * stride + d) * __shfl_sync(0xffffffffu, fade, i);
         }
     }
-    *sum = total;
-    return acc;
+    return acc / mr_warp_sum(total);
 }
 
 /* The split's results are in memory: whoever comes last of the token's adds them up. */
@@ -270,9 +277,7 @@ __device__ static inline void mr_finish_split(const mr_decode_args &a, const mr_
     const float *parts = mr_ptr<const float>(p.partials) + w.item.base * stride + head * (D + 2);
     T *out = mr_ptr<T>(p.att) + (static_cast<size_t>(w.item.token) * p.heads + head) * D;
     for (uint32_t i = threadIdx.x; i < share * D; i += MR_DECODE_TAKERS) {
-        float sum;
-        const float acc = mr_merge_far(parts + i / D * (D + 2), stride, splits, D, i % D, &sum);
-        out[i] = mr_from_float<T>(acc / sum);
+        out[i] = mr_from_float<T>(mr_merge_far(parts + i / D * (D + 2), stride, splits, D, i % D));
     }
 }
 

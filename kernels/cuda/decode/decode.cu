@@ -26,7 +26,10 @@
 
 #define THREADS (MR_DECODE_TAKERS + 32)
 #define FEW     MR_CUDA_FEW_ROWS /* rows of one product */
-/* Streams up to this are taken with more rows: weights are not all there is. */
+/* Streams up to this are taken with more rows, for weights are not all there is, and with less of
+ * attention: a block has its pieces one after the other, while attention on its own reads as fast
+ * as memory does. A second piece costs as much as the launch saves of a narrow layer; of a wide one
+ * (4096) a third does. */
 #define NARROW 1024
 
 /* Product of rows that another part has left in memory: through shared memory, unless they are so
@@ -241,7 +244,7 @@ static bool takes(const mr_cuda_context *context, mr_decode_args *a, uint32_t ro
     return lay_out(context, a, rows > FEW ? MR_DECODE_ROWS / FEW : 1, &bytes) && a->slots >= 6;
 }
 
-uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
+mr_cuda_decode_most mr_cuda_decode_takes(mr_cuda_context *context, const mr_cuda_decode *p)
 {
     const cudaDeviceProp &have = context->properties;
     mr_decode_args a = args_of(p);
@@ -254,11 +257,14 @@ uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
                       (p->head_width == 64 || p->head_width == 128) &&
                       p->heads / p->kv_heads <= MR_PACKED_HEADS && p->width % unit == 0 &&
                       p->heads * p->head_width % unit == 0 && p->ffn % unit == 0;
+    mr_cuda_decode_most most = {};
     if (!fits || !takes(context, &a, FEW)) {
-        return 0;
+        return most;
     }
-    return !coded && p->width <= NARROW && takes(context, &a, MR_DECODE_ROWS) ? MR_DECODE_ROWS
-                                                                              : FEW;
+    const bool narrow = p->width <= NARROW;
+    most.rows = !coded && narrow && takes(context, &a, MR_DECODE_ROWS) ? MR_DECODE_ROWS : FEW;
+    most.pieces = static_cast<uint32_t>(have.multiProcessorCount) * (narrow ? 2 : 5) / 2;
+    return most;
 }
 
 /* How slots of weight [n][k] are copied: as [k / 64][n][64]. Elements are whatever has 2 bytes. */

@@ -71,7 +71,7 @@ int mr_cuda_pinned_holds(mr_cuda_context *context, const mr_cuda_linear *p,
 int mr_cuda_attention_open(mr_cuda_context *context);
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p);
 int mr_cuda_attention_tiles_run(mr_cuda_context *context, const mr_cuda_attention *p);
-uint32_t mr_cuda_decode_rows(mr_cuda_context *context, const mr_cuda_decode *p);
+mr_cuda_decode_most mr_cuda_decode_takes(mr_cuda_context *context, const mr_cuda_decode *p);
 int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
                              mr_cuda_decode_layer *layers);
 int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p);

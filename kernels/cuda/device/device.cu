@@ -315,7 +315,7 @@ static mr_cuda_api make_api()
     api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;
     api.block_move = mr_cuda_pointwise_block_move;
-    api.decode_rows = mr_cuda_decode_rows;
+    api.decode_most = mr_cuda_decode_takes;
     api.decode_maps = mr_cuda_decode_make_maps;
     api.decode = mr_cuda_decode_run;
     api.transfer_begin = transfer_begin;

@@ -22,7 +22,8 @@ static struct mr_cuda_context the_context;
 void fake_reset(void)
 {
     free(fake.memory);
-    fake = (fake_gpu){.total_bytes = (uint64_t)8 << 30, .devices = 1, .major = 9};
+    fake = (fake_gpu){
+        .total_bytes = (uint64_t)8 << 30, .devices = 1, .major = 9, .decode_pieces = UINT32_MAX};
 }
 
 void fake_clear_trace(void)
@@ -251,11 +252,11 @@ static int attention_tiles(mr_cuda_context *context, const mr_cuda_attention *p)
     return attention(p, "attention_tiles");
 }
 
-static uint32_t decode_rows(mr_cuda_context *context, const mr_cuda_decode *p)
+static mr_cuda_decode_most decode_most(mr_cuda_context *context, const mr_cuda_decode *p)
 {
     (void)context;
     fake.asked = *p;
-    return fake.decode_rows;
+    return (mr_cuda_decode_most){.rows = fake.decode_rows, .pieces = fake.decode_pieces};
 }
 
 static int decode_maps(mr_cuda_context *context, const mr_cuda_decode *p,
@@ -391,7 +392,7 @@ const mr_cuda_api *fake_api(void)
         .gather = gather,
         .sample = sample,
         .block_move = block_move,
-        .decode_rows = decode_rows,
+        .decode_most = decode_most,
         .decode_maps = decode_maps,
         .decode = decode,
         .transfer_begin = transfer_begin,

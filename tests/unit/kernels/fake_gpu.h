@@ -43,6 +43,7 @@ typedef struct fake_gpu {
     uint32_t n_attentions;
 
     uint32_t decode_rows;   /* that it takes layers for; 0: none */
+    uint32_t decode_pieces; /* of attention likewise */
     mr_cuda_decode asked;   /* what it was asked about last */
     mr_cuda_decode decoded; /* what it ran last */
     uint32_t maps;          /* layers whose maps were made */

@@ -69,6 +69,31 @@ static void test_layers_of_a_decode_step_are_one_launch(void **state)
     cuda_fixture_close(&f);
 }
 
+/* Where there is much of attention, a bucket of few tokens runs operator by operator; it has a
+ * graph of either kind. */
+static void test_layers_with_long_contexts_run_operator_by_operator(void **state)
+{
+    (void)state;
+    static const bool whole[] = {true, false, true, false};
+    cuda_fixture f;
+    fake.decode_rows = 4;
+    fake.decode_pieces = 7; /* of 2 key/value heads: 3 splits, and not 4 */
+    tiny_dims dims = tiny_dims_default();
+    dims.head_width = 64;
+    cuda_fixture_open(&f, &dims, false);
+    for (uint32_t i = 0; i < 6; i++) {
+        cuda_decode(&f, i % 2 == 0 ? 3 : 4, i);
+        assert_int_equal(fake_count("decode"), i < 4 && whole[i]);
+        assert_int_equal(fake_count("attention_split"), i < 4 && !whole[i] ? 2 : 0);
+        assert_int_equal(fake.graphs, i < 2 ? 0 : i == 2 ? 1 : 2);
+        assert_int_equal(fake.graph_launches, i < 2 ? 0 : i - 1);
+    }
+    fake.decode_pieces = 0; /* asked once */
+    cuda_decode(&f, 3, 6);
+    assert_int_equal(fake.n_trace, 0);
+    cuda_fixture_close(&f);
+}
+
 /* The last layer's second half may have the logit rows only. */
 static void test_layers_with_gathered_rows_are_one_launch(void **state)
 {
@@ -204,6 +229,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup(test_launches_of_a_decode_step, cuda_setup),
         cmocka_unit_test_setup(test_layers_of_a_decode_step_are_one_launch, cuda_setup),
+        cmocka_unit_test_setup(test_layers_with_long_contexts_run_operator_by_operator, cuda_setup),
         cmocka_unit_test_setup(test_layers_with_gathered_rows_are_one_launch, cuda_setup),
         cmocka_unit_test_setup(test_other_layers_run_operator_by_operator, cuda_setup),
         cmocka_unit_test_setup(test_layers_that_fail_are_named, cuda_setup),
