@@ -26,11 +26,6 @@
 
 #define THREADS (MR_DECODE_TAKERS + 32)
 #define FEW     MR_CUDA_FEW_ROWS /* rows of one product */
-/* Streams up to this are taken with more rows, for weights are not all there is, and with less of
- * attention: a block has its pieces one after the other, while attention on its own reads as fast
- * as memory does. A second piece costs as much as the launch saves of a narrow layer; of a wide one
- * (4096) a third does. */
-#define NARROW 1024
 
 /* Product of rows that another part has left in memory: through shared memory, unless they are so
  * short that they are read but once or so many that they do not fit. */
@@ -145,7 +140,8 @@ __global__ static void __launch_bounds__(THREADS, 1)
     st.own = reinterpret_cast<float *>(shared + at);
     at += mr_own_bytes(a);
     st.ring.bars = st.act_at + at;
-    st.ring.data = st.act_at + (at + a.slots * 16 + 127) / 128 * 128;
+    st.ring.data =
+        (st.act_at + at + a.slots * 16 + MR_RING_ALIGN - 1) / MR_RING_ALIGN * MR_RING_ALIGN;
     st.ring.slots = a.slots;
     st.ring.slot = 0;
     st.ring.parity = 0;
@@ -191,7 +187,7 @@ static bool lay_out(const mr_cuda_context *context, mr_decode_args *a, uint32_t 
     a->act_bytes = (act + 127) / 128 * 128;
     a->own_width = mr_ceil_div(p->width / MR_DECODE_TILE, blocks) * MR_DECODE_TILE;
     const uint32_t fixed = a->act_bytes + mr_sums_bytes(static_cast<int>(nt)) + MR_DECODE_ROWS * 4 +
-                           mr_own_bytes(*a) + 128;
+                           mr_own_bytes(*a) + MR_RING_ALIGN;
     if (fixed + 4 * (MR_RING_SLOT + 16) > most) {
         return false;
     }
@@ -261,7 +257,10 @@ mr_cuda_decode_most mr_cuda_decode_takes(mr_cuda_context *context, const mr_cuda
     if (!fits || !takes(context, &a, FEW)) {
         return most;
     }
-    const bool narrow = p->width <= NARROW;
+    /* A block has its pieces of attention one after the other, while attention on its own reads as
+     * fast as memory does. A second piece costs as much as the launch saves of a narrow layer; of a
+     * wide one (4096) a third does. */
+    const bool narrow = p->width <= MR_DECODE_NARROW;
     most.rows = !coded && narrow && takes(context, &a, MR_DECODE_ROWS) ? MR_DECODE_ROWS : FEW;
     most.pieces = static_cast<uint32_t>(have.multiProcessorCount) * (narrow ? 2 : 5) / 2;
     return most;
@@ -278,7 +277,7 @@ static bool make_map(PFN_cuTensorMapEncodeTiled_v12000 encode, mr_cuda_ptr weigh
     CUtensorMap map;
     const CUresult code =
         encode(&map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 3, mr_at<void>(weight), sizes, strides, box,
-               steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_NONE,
+               steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
     memcpy(out, &map, sizeof(map));
     return code == CUDA_SUCCESS;

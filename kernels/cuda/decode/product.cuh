@@ -58,7 +58,7 @@ __device__ static inline void mr_load_rows(const mr_decode_args &a, const mr_dec
     }
 }
 
-/* 16 outputs by 32 inputs, of outputs g (lo) and g + 8. */
+/* 16 outputs by 32 inputs, of the lane's output (lo) and the one 8 on. */
 template <typename T, int NT>
 __device__ static inline void mr_multiply_chunk(const uint4 &lo, const uint4 &hi,
                                                 const uint4 (&b)[NT][1], float (&acc)[NT][4])
@@ -91,37 +91,64 @@ __device__ static inline void mr_multiply_chunk(const uint4 &lo, const uint4 &hi
     }
 }
 
-/* The next slot of the ring, `inputs` of which (or all) are to be multiplied. */
-template <typename T, int NT, bool CODED>
-__device__ static inline void mr_take_slot(const mr_decode_args &a, mr_decode_state &st,
-                                           uint32_t inputs, const mr_rows_ahead<NT, CODED> &b,
-                                           float (&acc)[NT][4])
+/* Output (of the first eight) of a lane's operands. Lanes that read together have lines in whose
+ * order of pieces the halves differ. */
+__device__ static inline uint32_t mr_output_of_lane()
 {
-    const uint32_t lane = threadIdx.x % 32;
+    const uint32_t group = threadIdx.x % 32 / 4;
+    return group % 2 * 4 + group / 2;
+}
+
+/* The lane's first piece of 16 bytes in the ring's next slot. */
+__device__ static inline uint32_t mr_piece_at(const mr_ring &ring)
+{
     const uint32_t warp = threadIdx.x / 32;
-    const uint32_t full = st.ring.bars + st.ring.slot * 8;
-    st.waits = st.waits && mr_bar_wait(full, st.ring.parity);
-    const uint32_t base = st.ring.data + st.ring.slot * MR_RING_SLOT + lane / 4 * MR_RING_LINE +
-                          warp / 2 * MR_RING_TILE * MR_RING_LINE + warp % 2 * MR_CHUNK * 2 +
-                          lane % 4 * 16;
-    uint4 lo[MR_MINE];
-    uint4 hi[MR_MINE];
+    const uint32_t output = mr_output_of_lane();
+    const uint32_t piece = warp % 2 * (MR_CHUNK / 8) + threadIdx.x % 4;
+    return ring.data + ring.slot * MR_RING_SLOT +
+           (warp / 2 * MR_RING_TILE + output) * MR_RING_LINE + (piece ^ output) * 16;
+}
+
+/* The next N slots of the ring, of a tile each, `inputs` of which (or all) are to be multiplied. */
+template <typename T, int N, int NT, bool CODED>
+__device__ static inline void mr_take_slots(const mr_decode_args &a, mr_decode_state &st,
+                                            uint32_t inputs, const mr_rows_ahead<NT, CODED> &b,
+                                            float (*acc)[NT][4])
+{
+    uint4 lo[N][MR_MINE];
+    uint4 hi[N][MR_MINE];
+    uint32_t full[N];
 #pragma unroll
-    for (int j = 0; j < MR_MINE; j++) {
-        const uint32_t at =
-            base + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) * MR_RING_TILE * MR_RING_LINE;
-        lo[j] = mr_shared_load(at);
-        hi[j] = mr_shared_load(at + 8 * MR_RING_LINE);
+    for (int m = 0; m < N; m++) {
+        full[m] = st.ring.bars + st.ring.slot * 8;
+        st.waits = st.waits && mr_bar_wait(full[m], st.ring.parity);
+        const uint32_t first = mr_piece_at(st.ring);
+#pragma unroll
+        for (int j = 0; j < MR_MINE; j++) {
+            const uint32_t at = first + j * (MR_DECODE_WARPS * MR_CHUNK / MR_RING_BLOCK) *
+                                            MR_RING_TILE * MR_RING_LINE;
+            lo[m][j] = mr_shared_load(at);
+            hi[m][j] = mr_shared_load(at + 8 * MR_RING_LINE);
+        }
+        if (m + 1 < N) {
+            mr_ring_next(st.ring);
+        }
     }
 #pragma unroll
     for (int j = 0; j < MR_MINE; j++) {
-        if ((j * MR_DECODE_WARPS + warp) * MR_CHUNK < inputs) {
-            mr_multiply_chunk<T, NT>(lo[j], hi[j], b.v[j], acc);
+        if ((j * MR_DECODE_WARPS + threadIdx.x / 32) * MR_CHUNK < inputs) {
+#pragma unroll
+            for (int m = 0; m < N; m++) {
+                mr_multiply_chunk<T, NT>(lo[m][j], hi[m][j], b.v[j], acc[m]);
+            }
         }
     }
     __syncwarp();
-    if (lane == 0) {
-        mr_barrier_arrive(full + st.ring.slots * 8);
+    if (threadIdx.x % 32 == 0) {
+#pragma unroll
+        for (int m = 0; m < N; m++) {
+            mr_barrier_arrive(full[m] + st.ring.slots * 8);
+        }
     }
     mr_ring_next(st.ring);
 }
@@ -133,6 +160,9 @@ __device__ static inline void mr_multiply(const mr_decode_args &a, mr_decode_sta
                                           float (&acc)[2][NT][4])
 {
     const uint32_t k = rows.k / (CODED ? 2 : 1);
+    /* Two slots at once have twice the products under way, and are given back later: good where
+     * products, not memory, set the time. */
+    const bool pairs = NT == 1 && together == 2 && (CODED || a.p.width <= MR_DECODE_NARROW);
     mr_rows_ahead<NT, CODED> b;
     if (!STAGED) {
         mr_load_rows<NT, CODED, STAGED>(a, st, rows, 0, b);
@@ -144,9 +174,13 @@ __device__ static inline void mr_multiply(const mr_decode_args &a, mr_decode_sta
         } else {
             mr_load_rows<NT, CODED, STAGED>(a, st, rows, input + MR_RING_INPUTS, next);
         }
-        mr_take_slot<T, NT, CODED>(a, st, k - input, b, acc[0]);
-        if (together == 2) {
-            mr_take_slot<T, NT, CODED>(a, st, k - input, b, acc[1]);
+        if (pairs) {
+            mr_take_slots<T, 2>(a, st, k - input, b, acc);
+        } else {
+            mr_take_slots<T, 1>(a, st, k - input, b, acc);
+            if (together == 2) {
+                mr_take_slots<T, 1>(a, st, k - input, b, acc + 1);
+            }
         }
         if (!STAGED) {
             b = next;
@@ -159,7 +193,7 @@ template <int NT>
 __device__ static inline void mr_share_tiles(const mr_decode_state &st,
                                              const float (&acc)[2][NT][4])
 {
-    const uint32_t group = threadIdx.x % 32 / 4;
+    const uint32_t output = mr_output_of_lane();
     const uint32_t quad = threadIdx.x % 4;
     mr_meet_block(); /* the sums before may still be read */
 #pragma unroll
@@ -168,9 +202,9 @@ __device__ static inline void mr_share_tiles(const mr_decode_state &st,
         for (int n = 0; n < NT; n++) {
             float *s =
                 st.sums + ((m * MR_DECODE_WARPS + threadIdx.x / 32) * NT + n) * MR_DECODE_TILE * 8;
-            *reinterpret_cast<float2 *>(s + group * 8 + quad * 2) =
+            *reinterpret_cast<float2 *>(s + output * 8 + quad * 2) =
                 make_float2(acc[m][n][0], acc[m][n][1]);
-            *reinterpret_cast<float2 *>(s + (group + 8) * 8 + quad * 2) =
+            *reinterpret_cast<float2 *>(s + (output + 8) * 8 + quad * 2) =
                 make_float2(acc[m][n][2], acc[m][n][3]);
         }
     }

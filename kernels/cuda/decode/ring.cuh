@@ -4,7 +4,9 @@
  * in which they are needed, into a ring of slots in shared memory; the other warps take them out.
  *
  *   slot   16 outputs by MR_RING_INPUTS inputs: [block of 64 inputs][output][64], one copy of a
- *          tensor map; what lies behind the last input is zeroes
+ *          tensor map; what lies behind the last input is zeroes. Piece p of 16 bytes of an
+ * output's line lies at p ^ (output % 8), as the map's swizzle of 128 bytes has it, so that no two
+ *          of a warp's reads meet in a bank
  *   full   a barrier a slot, on which the bytes are counted
  *   empty  a barrier a slot, on which each taking warp arrives
  *
@@ -21,6 +23,7 @@
 #define MR_RING_BLOCK  64 /* inputs side by side in a slot */
 #define MR_RING_LINE   (MR_RING_BLOCK * 2)
 #define MR_RING_SLOT   (MR_RING_TILE * MR_RING_INPUTS * 2)
+#define MR_RING_ALIGN  1024 /* of the first slot: the swizzle goes by addresses */
 
 /* A wait that takes this long is a fault of ours: whoever waits goes on, and says so. */
 #define MR_SPIN_NANOSECONDS 2000000000ull

@@ -11,6 +11,8 @@
 #define MR_DECODE_TAKERS (MR_DECODE_WARPS * 32)
 #define MR_DECODE_TILE   MR_RING_TILE
 #define MR_DECODE_ROWS   32 /* at most */
+/* Streams up to this are narrow: their weights are not all there is to the time. */
+#define MR_DECODE_NARROW 1024
 
 /* The parts of a layer; whoever has work in one waits for all who had in the part before. */
 enum mr_decode_part {
