@@ -75,14 +75,10 @@ __device__ static inline mr_cut mr_filter(mr_sample_view view, const mr_cuda_row
     const mr_row_params &p = row.params;
     mr_cut last = mr_keep_all();
     if (p.top_k > 0 && p.top_k < view.n) {
-        const double all = mr_measure(view, last, false, mr_key_of(-FLT_MAX), block);
-        if (all > static_cast<double>(p.top_k)) {
-            last = mr_reach(view, last, false, static_cast<double>(p.top_k), block);
-        }
+        last = mr_reach<false>(view, last, static_cast<double>(p.top_k), block);
     }
     if (p.top_p < 1.0f) {
-        const double all = mr_measure(view, last, true, mr_key_of(-FLT_MAX), block);
-        last = mr_reach(view, last, true, static_cast<double>(p.top_p) * all, block);
+        last = mr_reach<true>(view, last, static_cast<double>(p.top_p), block);
     }
     if (p.min_p > 0.0f) {
         const mr_cut at = {row.min_p_cut, UINT32_MAX};
@@ -105,14 +101,16 @@ __device__ static inline uint32_t mr_draw(mr_sample_view view, const mr_row_para
     uint32_t c[4] = {p.position, p.choice, 0, max / 4}; /* purpose 0: MR_DRAW_TOKEN */
     mr_philox(c, p.key);
     mr_cut best = {view.values[max] + mr_gumbel(c[max % 4]), max};
-    for (uint32_t q = threadIdx.x; q < (view.n + 3) / 4; q += THREADS) {
+#pragma unroll 2
+    for (uint32_t q = threadIdx.x; q < mr_fours(view); q += THREADS) {
+        const float4 four = mr_four(view, q);
+        const float values[4] = {four.x, four.y, four.z, four.w};
         bool wanted[4];
         bool any = false;
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t v = 4 * q + i;
-            wanted[i] = v < view.n && view.values[v] + NOISE_BOUND >= best.value &&
-                        mr_kept(view.values[v], v, last);
+            wanted[i] =
+                values[i] + NOISE_BOUND >= best.value && mr_kept(values[i], 4 * q + i, last);
             any = any || wanted[i];
         }
         if (!any) {
@@ -122,9 +120,8 @@ __device__ static inline uint32_t mr_draw(mr_sample_view view, const mr_row_para
         mr_philox(word, p.key);
 #pragma unroll
         for (uint32_t i = 0; i < 4; i++) {
-            const uint32_t v = 4 * q + i;
             if (wanted[i]) {
-                const mr_cut at = {view.values[v] + mr_gumbel(word[i]), v};
+                const mr_cut at = {values[i] + mr_gumbel(word[i]), 4 * q + i};
                 best = mr_before(at, best) ? at : best;
             }
         }
@@ -146,12 +143,18 @@ __device__ static inline void mr_report(mr_sample_view view, mr_cut last, float 
                                         mr_sample_block *block)
 {
     double sum = 0.0;
-    for (uint32_t v = threadIdx.x; v < view.n; v += THREADS) {
-        if (mr_kept(view.values[v], v, last)) {
-            sum += static_cast<double>(expf(view.values[v] - max));
+#pragma unroll 2
+    for (uint32_t q = threadIdx.x; q < mr_fours(view); q += THREADS) {
+        const float4 four = mr_four(view, q);
+        const float values[4] = {four.x, four.y, four.z, four.w};
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            if (mr_kept(values[i], 4 * q + i, last)) {
+                sum += static_cast<double>(expf(values[i] - max));
+            }
         }
     }
-    const double log_sum = static_cast<double>(max) + log(mr_block_sum(sum, block->sums));
+    const double log_sum = static_cast<double>(max) + log(mr_block_sum(sum, block->sums[0]));
     if (threadIdx.x == 0) {
         const float value = view.values[out.token];
         *out.logprob = mr_kept(value, out.token, last)
@@ -226,8 +229,12 @@ __device__ static inline bool mr_scale(const mr_sample_args &a, const mr_cuda_ro
         }
     }
     const float divisor = p.temperature > 0.0f ? p.temperature : 1.0f;
-    for (uint32_t v = threadIdx.x; v < raw.n; v += THREADS) {
-        scaled[v] = (raw.values[v] - max->value) / divisor;
+#pragma unroll 4
+    for (uint32_t q = threadIdx.x; q < mr_fours(raw); q += THREADS) {
+        const float4 x = mr_four(raw, q);
+        mr_put_four(scaled, raw.n, q,
+                    make_float4((x.x - max->value) / divisor, (x.y - max->value) / divisor,
+                                (x.z - max->value) / divisor, (x.w - max->value) / divisor));
     }
     __syncthreads();
     return true;
@@ -283,7 +290,11 @@ __device__ static inline void mr_sample_row_of(const mr_sample_args &a, uint32_t
 
 __global__ static void __launch_bounds__(THREADS) mr_sample_kernel(mr_sample_args a)
 {
+    extern __shared__ float kept[];
     __shared__ mr_sample_block block;
+    if (threadIdx.x == 0) {
+        block.kept = kept;
+    }
     mr_let_next_come();
     mr_wait_for_previous();
     for (uint32_t r = blockIdx.x; r < a.header->n_rows; r += gridDim.x) {
@@ -310,5 +321,8 @@ int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p)
     a.corrupt = mr_at<uint8_t>(p->corrupt);
     a.top = mr_at<mr_alternative>(p->top);
     const uint32_t blocks = p->max_rows < p->workers ? p->max_rows : p->workers;
-    return mr_launch(context, mr_sample_kernel, blocks, THREADS, 0, a);
+    const int code = cudaFuncSetAttribute(
+        mr_sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MR_SEARCH_BYTES);
+    return code == 0 ? mr_launch(context, mr_sample_kernel, blocks, THREADS, MR_SEARCH_BYTES, a)
+                     : code;
 }
