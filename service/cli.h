@@ -106,6 +106,20 @@ typedef struct mr_cli_model {
             "the key to call the server with (default: what " MR_API_KEY_VARIABLE " holds)"        \
     }
 
+/* Of what is drawn from, into an mr_generation_ask. */
+#define MR_CLI_SAMPLING_OPTIONS(ask)                                                               \
+    {"temperature",           MR_CLI_FLOAT, &(ask)->temperature,                                   \
+     &(ask)->has_temperature, "T",          "0 takes the likeliest token (default 1)"},            \
+        {"top-p",       MR_CLI_FLOAT,                                                              \
+         &(ask)->top_p, &(ask)->has_top_p,                                                         \
+         "P",           "of the likeliest tokens, the fewest that reach P (default 1)"},           \
+        {"top-k",           MR_CLI_COUNT, &(ask)->top_k,                                           \
+         &(ask)->has_top_k, "K",          "the K likeliest (default: all)"},                       \
+    {                                                                                              \
+        "min-p", MR_CLI_FLOAT, &(ask)->min_p, &(ask)->has_min_p, "P",                              \
+            "tokens at least P times as likely as the likeliest (default 0)"                       \
+    }
+
 /* TLS of commands that call a server. */
 #define MR_CLI_TLS_OPTIONS(tls)                                                                    \
     {"tls-ca",   MR_CLI_TEXT,                                                                      \

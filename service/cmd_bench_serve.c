@@ -23,6 +23,7 @@ typedef struct serve_options {
     uint64_t requests, concurrency, static_batch, seed, timeout_ms;
     uint64_t prompt_tokens, prompt_tokens_max, output_tokens, output_tokens_max;
     float rate, slo_ttft_ms, slo_itl_ms;
+    mr_generation_ask sampling;
     bool has_concurrency, has_static_batch, has_rate, has_slo_ttft, has_slo_itl;
     bool has_prompt_max, has_output_max;
     bool json;
@@ -82,6 +83,29 @@ static json_t *goodput_object(const serve_options *o, const mr_load_result *resu
     return object;
 }
 
+/* Those that were given; false: out of memory. */
+static bool put_sampling(const mr_generation_ask *ask, json_t *object)
+{
+    const struct {
+        const char *name;
+        bool given;
+        json_t *value;
+    } fields[] = {
+        {"temperature", ask->has_temperature, json_real((double)ask->temperature)},
+        {"top_p", ask->has_top_p, json_real((double)ask->top_p)},
+        {"top_k", ask->has_top_k, json_integer((json_int_t)ask->top_k)},
+        {"min_p", ask->has_min_p, json_real((double)ask->min_p)},
+    };
+    bool put = true;
+    for (size_t i = 0; i < sizeof(fields) / sizeof(fields[0]); i++) {
+        if (fields[i].given) {
+            put = json_object_set(object, fields[i].name, fields[i].value) == 0 && put;
+        }
+        json_decref(fields[i].value);
+    }
+    return put;
+}
+
 static json_t *report_object(const serve_options *o, const mr_client_model *model,
                              const mr_load_result *result, const serve_report *report)
 {
@@ -103,10 +127,12 @@ static json_t *report_object(const serve_options *o, const mr_client_model *mode
         "max_in_flight", (json_int_t)result->most_in_flight, "cached_tokens",
         (json_int_t)result->cached_tokens, "done", (json_int_t)result->done, "errors",
         errors_object(result), "goodput", goodput_object(o, result));
+    const bool put = put_sampling(&o->sampling, more);
     json_t *mode = o->has_rate ? json_pack("{s:f, s:I}", "rate", (double)o->rate, "static_batch",
                                            (json_int_t)o->static_batch)
                                : json_pack("{s:I}", "concurrency", (json_int_t)o->concurrency);
-    const bool failed = more == NULL || mode == NULL || json_object_update(object, more) != 0 ||
+    const bool failed = !put || more == NULL || mode == NULL ||
+                        json_object_update(object, more) != 0 ||
                         json_object_update(object, mode) != 0;
     json_decref(more);
     json_decref(mode);
@@ -208,6 +234,10 @@ static mr_status check_length(const serve_options *o, const mr_client_model *mod
 static int run(const serve_options *o)
 {
     mr_error err = {0};
+    mr_request_params checked;
+    if (mr_generation_check(&o->sampling, MR_SURFACE_CLI, &checked, &err) != MR_OK) {
+        return mr_cli_fail(MR_EXIT_USAGE, &err);
+    }
     mr_client *client;
     mr_client_model model = {0};
     mr_load_result result = {0};
@@ -234,6 +264,7 @@ static int run(const serve_options *o)
             .prompt_tokens = {(uint32_t)o->prompt_tokens, (uint32_t)o->prompt_tokens_max},
             .output_tokens = {(uint32_t)o->output_tokens, (uint32_t)o->output_tokens_max},
             .vocab_size = model.vocab_size,
+            .sampling = &o->sampling,
             .seed = o->seed,
             .timeout_ms = o->timeout_ms,
             .slo_ttft_ms = o->has_slo_ttft ? (double)o->slo_ttft_ms : HUGE_VAL,
@@ -338,6 +369,7 @@ int mr_cmd_bench_serve(int argc, char **argv)
          "tokens that each generates, end tokens ignored (default 64)"},
         {"output-tokens-max", MR_CLI_COUNT, &o.output_tokens_max, &o.has_output_max, "O",
          "… from --output-tokens to O (default: no range)"},
+        MR_CLI_SAMPLING_OPTIONS(&o.sampling),
         {"slo-ttft-ms", MR_CLI_FLOAT, &o.slo_ttft_ms, &o.has_slo_ttft, "X",
          "goodput: requests whose first token came within X ms"},
         {"slo-itl-ms", MR_CLI_FLOAT, &o.slo_itl_ms, &o.has_slo_itl, "Y",

@@ -54,7 +54,7 @@ static bool on_response(void *ctx, const Millrace__V1__GenerateResponse *respons
     return r->status == MR_OK;
 }
 
-static void fill_sampling(const mr_generation_ask *ask, Millrace__V1__Sampling *sampling)
+void mr_generate_remote_sampling(const mr_generation_ask *ask, Millrace__V1__Sampling *sampling)
 {
     if (ask->has_temperature) {
         sampling->_temperature_case = MILLRACE__V1__SAMPLING___TEMPERATURE_TEMPERATURE;
@@ -99,7 +99,7 @@ mr_status mr_generate_remote(const mr_remote_ask *ask, mr_result_fn news, void *
     static const char user[] = "user";
     Millrace__V1__Sampling sampling;
     millrace__v1__sampling__init(&sampling);
-    fill_sampling(ask->generation, &sampling);
+    mr_generate_remote_sampling(ask->generation, &sampling);
     Millrace__V1__Stopping stopping;
     millrace__v1__stopping__init(&stopping);
     ProtobufCBinaryData stops[MR_MAX_STOP_STRINGS];

@@ -4,6 +4,7 @@
 #define MILLRACE_SERVICE_GENERATE_REMOTE_H
 
 #include "base/status.h"
+#include "millrace/v1/inference.pb-c.h"
 #include "model/tokenizer.h"
 #include "service/client_channel.h"
 #include "service/generation.h"
@@ -20,6 +21,9 @@ typedef struct mr_remote_ask {
     bool chat;                           /* the prompt is the user's message */
     const mr_generation_ask *generation; /* checked */
 } mr_remote_ask;
+
+/* What the ask says of sampling; the rest of `sampling` is left as it is. */
+void mr_generate_remote_sampling(const mr_generation_ask *ask, Millrace__V1__Sampling *sampling);
 
 /* Gets the result whenever it has grown. */
 typedef void (*mr_result_fn)(void *ctx, const mr_result *result);

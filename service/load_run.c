@@ -3,6 +3,7 @@
 
 #include "base/checked.h"
 #include "base/clock.h"
+#include "service/generate_remote.h"
 
 #include <stdlib.h>
 
@@ -87,6 +88,7 @@ static mr_status start_stream(load *l, shot *s, mr_error *err)
     tokens.ids = l->prompt;
     Millrace__V1__Sampling sampling;
     millrace__v1__sampling__init(&sampling);
+    mr_generate_remote_sampling(spec->sampling, &sampling);
     sampling._seed_case = MILLRACE__V1__SAMPLING___SEED_SEED;
     sampling.seed = (spec->seed + l->started) & ((UINT64_C(1) << 53) - 1);
     Millrace__V1__Stopping stopping;

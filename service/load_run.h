@@ -17,6 +17,7 @@
 
 #include "base/status.h"
 #include "service/client.h"
+#include "service/generation.h"
 #include "service/load.h"
 
 #include <stdbool.h>
@@ -31,7 +32,8 @@ typedef struct mr_load_spec {
     double rate;           /* arrivals a second */
     mr_load_range prompt_tokens;
     mr_load_range output_tokens;
-    uint32_t vocab_size; /* prompts are random ids below it */
+    uint32_t vocab_size;               /* prompts are random ids below it */
+    const mr_generation_ask *sampling; /* of every request, but for its seed */
     uint64_t seed;
     uint64_t timeout_ms; /* deadline of each request; 0: none */
     double slo_ttft_ms;  /* HUGE_VAL: not asked for */

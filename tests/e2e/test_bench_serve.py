@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """`millrace bench serve` against a real server."""
+import concurrent.futures
 import json
 import subprocess
 
+import grpc
 import pytest
 
 from serving import CALL_S, Server
+from stubs import pb, pb_grpc
 
 
 def bench(binary, address, *options, code=0):
@@ -72,10 +75,51 @@ def test_static_batches(server, millrace_bin):
     assert good["output_tokens_per_s"] == pytest.approx(report["output_tokens_per_s"])
 
 
+class Listener(pb_grpc.InferenceServiceServicer):
+    """A server that keeps what it is asked."""
+
+    def __init__(self):
+        self.asked = []
+
+    def GetModel(self, request, context):
+        return pb.GetModelResponse(model=pb.Model(name="none", vocab_size=100, max_seq_length=100))
+
+    def Generate(self, request, context):
+        self.asked.append(request)
+        n = request.stopping.max_tokens
+        yield pb.GenerateResponse(chunks=[pb.Chunk(tokens=[pb.Token(id=7)] * n, finish_reason=pb.FINISH_REASON_LENGTH)],
+                                  usage=pb.Usage(completion_tokens=n))
+
+
+def test_sampling_is_that_of_the_options(millrace_bin):
+    """Every request is drawn as the options say, by a seed of its own; without them nothing is said."""
+    listener = Listener()
+    with concurrent.futures.ThreadPoolExecutor(4) as pool:
+        server = grpc.server(pool)
+        pb_grpc.add_InferenceServiceServicer_to_server(listener, server)
+        port = server.add_insecure_port("127.0.0.1:0")
+        server.start()
+        lengths = ("--json", "--requests", "3", "--prompt-tokens", "4", "--output-tokens", "2", "--seed", "9")
+        report = json.loads(bench(millrace_bin, f"127.0.0.1:{port}", *lengths, "--temperature", "0.5", "--top-p", "0.25",
+                                  "--top-k", "40", "--min-p", "0.125").stdout)
+        plain = json.loads(bench(millrace_bin, f"127.0.0.1:{port}", *lengths).stdout)
+        server.stop(None)
+    assert (report["done"], plain["done"]) == (3, 3)
+    given = {"temperature": 0.5, "top_p": 0.25, "top_k": 40, "min_p": 0.125}
+    assert {name: report.get(name) for name in given} == given
+    assert not given.keys() & plain.keys()
+    for request in listener.asked[:3]:
+        assert {name: getattr(request.sampling, name) for name in given} == given
+    for request in listener.asked[3:]:
+        assert not any(request.sampling.HasField(name) for name in given)
+    assert sorted(r.sampling.seed for r in listener.asked) == [9, 9, 10, 10, 11, 11]
+
+
 def test_static_batches_and_ranges_are_checked(millrace_bin):
     for options, said in ((("--static-batch", "4"), "--rate"), (("--rate", "1", "--static-batch", "0"), "1 to"),
                           (("--prompt-tokens", "9", "--prompt-tokens-max", "8"), "-max"),
-                          (("--output-tokens-max", "63"), "-max")):
+                          (("--output-tokens-max", "63"), "-max"), (("--top-p", "2"), "--top-p"),
+                          (("--temperature", "-1"), "--temperature")):
         assert said in bench(millrace_bin, "127.0.0.1:1", *options, code=2).stderr
 
 
