@@ -1,11 +1,9 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 /* Sampling on the GPU against kernels/sample.c, on the logits that the GPU itself gives. */
-#include "base/philox.h"
 #include "gpu.h"
-#include "kernels/sample.h"
+#include "sample_rows.h"
 #include "tiny_plan.h"
 
-#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stddef.h>
@@ -14,86 +12,13 @@
 
 #include <cmocka.h>
 
-enum { VOCAB = 5003, HISTORY = 60, ROWS = 24, STEPS = 40, BIAS = 9 };
-
-typedef struct asked {
-    mr_row_params params;
-    uint32_t tokens[BIAS];
-    float values[BIAS];
-} asked;
-
-static float pick(uint64_t *state, const float *values, uint32_t count)
-{
-    return values[tiny_random(state) % count];
-}
-
-/* Parameters of all kinds, and bounds of their ranges. */
-static void random_row(uint64_t *state, asked *out)
-{
-    static const float temperatures[] = {0.0f, 0.3f, 0.8f, 1.0f, 1.7f, 100.0f};
-    static const float top_ps[] = {1.0f, 1.0f, 0.95f, 0.5f, 0.01f};
-    static const float min_ps[] = {0.0f, 0.0f, 0.05f, 0.5f, 1.0f};
-    static const float repetitions[] = {1.0f, 1.0f, 1.3f, 0.7f};
-    static const float penalties[] = {0.0f, 0.0f, 0.6f, -0.4f};
-    static const float top_ks[] = {0.0f, 0.0f, 1.0f, 7.0f, 50.0f, 5002.0f, 9000.0f};
-    mr_row_params *p = &out->params;
-    *p = (mr_row_params){
-        .temperature = pick(state, temperatures, 6),
-        .top_p = pick(state, top_ps, 5),
-        .min_p = pick(state, min_ps, 5),
-        .top_k = (uint32_t)pick(state, top_ks, 7),
-        .repetition_penalty = pick(state, repetitions, 4),
-        .presence_penalty = pick(state, penalties, 4),
-        .frequency_penalty = pick(state, penalties, 4),
-        .key = tiny_random(state),
-        .position = (uint32_t)tiny_random(state) % 5000,
-        .choice = (uint32_t)tiny_random(state) % 3,
-        .target =
-            tiny_random(state) % 5 == 0 ? (uint32_t)(tiny_random(state) % VOCAB) : MR_NO_TARGET,
-        .bias_count = tiny_random(state) % 3 == 0 ? BIAS : 0,
-        .history_len = (uint32_t)tiny_random(state) % (HISTORY + 1),
-        .n_top = (uint8_t)(tiny_random(state) % (MR_MAX_TOP + 1)),
-        .want_logprob = tiny_random(state) % 2 == 0,
-        .processed = tiny_random(state) % 2 == 0,
-    };
-    p->prompt_len = p->history_len / 2;
-    for (uint32_t i = 0; i < BIAS; i++) {
-        /* Some twice, one banned. */
-        out->tokens[i] = i == 1 ? out->tokens[0] : (uint32_t)(tiny_random(state) % VOCAB);
-        out->values[i] = i == 2 ? -INFINITY : tiny_uniform(state, -3.0f, 6.0f);
-    }
-}
-
-static void check_row(const mr_step_output *out, uint32_t r, const mr_sample_result *want)
-{
-    assert_int_equal(out->corrupt[r], want->corrupt);
-    assert_int_equal(out->tokens[r], want->token);
-}
-
-static void check_logprobs(const mr_step_output *out, uint32_t r, const mr_row_params *p,
-                           const mr_sample_result *want)
-{
-    if (!p->want_logprob && p->n_top == 0) {
-        return;
-    }
-    if (isinf(want->logprob)) {
-        assert_true(isinf(out->logprobs[r]));
-    } else {
-        assert_true(fabsf(out->logprobs[r] - want->logprob) < 2e-4f);
-    }
-    assert_int_equal(out->n_top[r], want->n_top);
-    for (uint32_t i = 0; i < want->n_top; i++) {
-        const mr_alternative *got = &out->top[(size_t)r * MR_MAX_TOP + i];
-        assert_int_equal(got->token, want->top[i].token);
-        assert_true(fabsf(got->logprob - want->top[i].logprob) < 2e-4f);
-    }
-}
+enum { VOCAB = 5003, HISTORY = 60, ROWS = 24, STEPS = 40 };
 
 /* Rows of one sequence, whose last token has as many rows as are asked for. */
 static void run_step(tiny_session *session, mr_sampler *sampler, const uint32_t *history,
                      uint64_t *state)
 {
-    static asked rows[ROWS];
+    static sample_asked rows[ROWS];
     static float copy[VOCAB];
     const int32_t tokens[3] = {(int32_t)(tiny_random(state) % VOCAB), 5, 6};
     mr_batch_reset(session->storage);
@@ -101,7 +26,7 @@ static void run_step(tiny_session *session, mr_sampler *sampler, const uint32_t 
     assert_int_equal(mr_batch_add_history(session->storage, 0, 0, history, HISTORY), MR_OK);
     uint32_t biased = 0;
     for (uint32_t r = 0; r < ROWS; r++) {
-        random_row(state, &rows[r]);
+        sample_random_row(state, VOCAB, HISTORY, &rows[r]);
         /* The session's storage has room for few biases. */
         rows[r].params.bias_count = biased < 1 ? rows[r].params.bias_count : 0;
         biased += rows[r].params.bias_count > 0;
@@ -121,8 +46,7 @@ static void run_step(tiny_session *session, mr_sampler *sampler, const uint32_t 
                                    .history = history};
         mr_sample_result want;
         mr_sample(sampler, &row, &want);
-        check_row(&out, r + 1, &want);
-        check_logprobs(&out, r + 1, &rows[r].params, &want);
+        sample_check_row(&out, r + 1, &rows[r].params, &want);
     }
 }
 
@@ -191,8 +115,7 @@ static void test_ties_take_the_lower_id(void **state)
         const mr_sample_row row = {.logits = copy, .params = &p};
         mr_sample_result want;
         mr_sample(sampler, &row, &want);
-        check_row(&out, 1, &want);
-        check_logprobs(&out, 1, &p, &want);
+        sample_check_row(&out, 1, &p, &want);
     }
     mr_sampler_destroy(sampler);
     tiny_session_destroy(&session);

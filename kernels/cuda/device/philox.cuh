@@ -3,6 +3,7 @@
 #define MILLRACE_KERNELS_CUDA_DEVICE_PHILOX_CUH
 
 #include <cstdint>
+#include <cuda_runtime.h>
 
 /* Philox4x32-10, as base/philox.c. */
 __device__ static inline void mr_philox(uint32_t (&c)[4], uint64_t key)

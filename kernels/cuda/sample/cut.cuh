@@ -19,18 +19,17 @@
 #define MR_SAMPLE_THREADS 1024
 #define MR_SEARCH_CUTS    8  /* of a pass */
 #define MR_SEARCH_KEPT    16 /* values of a thread */
-#define MR_SEARCH_BYTES   (MR_SAMPLE_THREADS * MR_SEARCH_KEPT * 4)
-
 struct mr_cut {
     float value;
     uint32_t id;
 };
 
+/* Shared memory. */
 struct mr_sample_block {
+    float kept[MR_SEARCH_KEPT][MR_SAMPLE_THREADS]; /* of the search that goes on */
     double sums[MR_SEARCH_CUTS][33];
     mr_cut cuts[33];
     uint32_t counts[33];
-    float *kept; /* [MR_SEARCH_KEPT][MR_SAMPLE_THREADS], of the search that goes on */
 };
 
 struct mr_sample_view {
@@ -166,14 +165,14 @@ struct mr_search {
 };
 
 template <bool MASS>
-__device__ static inline void mr_search_value(mr_search &s, float value, float *kept)
+__device__ static inline void mr_search_value(mr_search &s, float value, mr_sample_block *block)
 {
     const uint32_t key = mr_key_of(value);
     if (key < s.low || key > s.high) {
         return;
     }
     if (s.mine < MR_SEARCH_KEPT) {
-        kept[s.mine * MR_SAMPLE_THREADS] = value;
+        block->kept[s.mine][threadIdx.x] = value;
     }
     s.mine++;
     if (key >= s.at[0]) {
@@ -221,7 +220,6 @@ template <bool MASS>
 __device__ static inline bool mr_search_pass(mr_search &s, mr_sample_view view, mr_cut last,
                                              bool listed, mr_sample_block *block)
 {
-    float *kept = block->kept + threadIdx.x;
     const uint32_t before = s.mine;
     s.mine = 0;
 #pragma unroll
@@ -230,7 +228,7 @@ __device__ static inline bool mr_search_pass(mr_search &s, mr_sample_view view, 
     }
     if (listed) {
         for (uint32_t i = 0; i < before; i++) {
-            mr_search_value<MASS>(s, kept[i * MR_SAMPLE_THREADS], kept);
+            mr_search_value<MASS>(s, block->kept[i][threadIdx.x], block);
         }
     } else {
 #pragma unroll 2
@@ -240,7 +238,7 @@ __device__ static inline bool mr_search_pass(mr_search &s, mr_sample_view view, 
 #pragma unroll
             for (uint32_t i = 0; i < 4; i++) {
                 if (mr_kept(values[i], 4 * q + i, last)) {
-                    mr_search_value<MASS>(s, values[i], kept);
+                    mr_search_value<MASS>(s, values[i], block);
                 }
             }
         }

@@ -290,15 +290,12 @@ __device__ static inline void mr_sample_row_of(const mr_sample_args &a, uint32_t
 
 __global__ static void __launch_bounds__(THREADS) mr_sample_kernel(mr_sample_args a)
 {
-    extern __shared__ float kept[];
-    __shared__ mr_sample_block block;
-    if (threadIdx.x == 0) {
-        block.kept = kept;
-    }
+    extern __shared__ __align__(128) uint8_t shared[];
+    mr_sample_block *block = reinterpret_cast<mr_sample_block *>(shared);
     mr_let_next_come();
     mr_wait_for_previous();
     for (uint32_t r = blockIdx.x; r < a.header->n_rows; r += gridDim.x) {
-        mr_sample_row_of(a, r, &block);
+        mr_sample_row_of(a, r, block);
         __syncthreads();
     }
 }
@@ -321,8 +318,8 @@ int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p)
     a.corrupt = mr_at<uint8_t>(p->corrupt);
     a.top = mr_at<mr_alternative>(p->top);
     const uint32_t blocks = p->max_rows < p->workers ? p->max_rows : p->workers;
-    const int code = cudaFuncSetAttribute(
-        mr_sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, MR_SEARCH_BYTES);
-    return code == 0 ? mr_launch(context, mr_sample_kernel, blocks, THREADS, MR_SEARCH_BYTES, a)
-                     : code;
+    const int bytes = static_cast<int>(sizeof(mr_sample_block));
+    const int code =
+        cudaFuncSetAttribute(mr_sample_kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, bytes);
+    return code == 0 ? mr_launch(context, mr_sample_kernel, blocks, THREADS, bytes, a) : code;
 }

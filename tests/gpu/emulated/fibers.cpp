@@ -58,7 +58,8 @@ uint32_t stride;  /* who is next */
 uint32_t running; /* threads that have not ended */
 uint32_t waiting; /* of them, at __syncthreads */
 uint32_t block_turn;
-uint32_t idle; /* changes of fibers since a meeting came about or a thread ended */
+bool block_votes[2]; /* turns alternate, as a warp's do */
+uint32_t idle;       /* changes of fibers since a meeting came about or a thread ended */
 
 /* Until somebody comes back to `from`. Apart, so that no caller keeps anything in registers that
  * a jump would not restore. */
@@ -103,6 +104,7 @@ void end_meeting_of_block()
 {
     waiting = 0;
     block_turn++;
+    block_votes[block_turn % 2] = false;
     idle = 0;
 }
 
@@ -183,6 +185,7 @@ void begin_fiber(fiber &f)
     running = threads;
     waiting = 0;
     idle = 0;
+    block_votes[0] = block_votes[1] = false;
     /* Odd steps come to all of a power of two. */
     stride = (stride * 5 + 2) % threads | 1;
     change(launcher, stride % threads);
@@ -247,6 +250,14 @@ void emulated::meet_block()
     while (block_turn == turn) {
         yield();
     }
+}
+
+bool emulated::any_of_block(bool vote)
+{
+    const uint32_t turn = block_turn;
+    block_votes[turn % 2] = block_votes[turn % 2] || vote;
+    meet_block();
+    return block_votes[turn % 2];
 }
 
 const uint8_t *emulated::shared_at(uint32_t address, uint32_t bytes)

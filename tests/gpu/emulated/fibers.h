@@ -53,6 +53,8 @@ const words *meet(call kind, const void *mine, size_t bytes, combine f);
 void meet_warp();
 /* __syncthreads. */
 void meet_block();
+/* __syncthreads_or. */
+bool any_of_block(bool vote);
 
 /* cp.async of `bytes` from global memory, zeroes unless `there`; commit_group; wait_group. */
 void copy(uint32_t to, const void *from, uint32_t bytes, bool there);

@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module of an emulated GPU: memory, copies, and split attention by the kernel on matrix units.
- * MILLRACE_EMULATED_PROCESSORS says how many processors it has. */
+/* The module of an emulated GPU: memory, copies, split attention by the kernel on matrix units, and
+ * sampling. MILLRACE_EMULATED_PROCESSORS says how many processors it has. */
 #include "mma.h"
 
 #include "codes.h"
@@ -126,5 +126,6 @@ extern "C" __attribute__((visibility("default"))) const mr_cuda_api *millrace_cu
     api.fill = fill;
     api.synchronize = synchronize;
     api.attention_split = attention_split;
+    api.sample = mr_cuda_sample_run;
     return &api;
 }

@@ -21,6 +21,7 @@
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
 
+using std::isfinite;
 using std::isnan;
 using std::max;
 using std::min;
@@ -69,6 +70,11 @@ static inline void __syncthreads()
     emulated::meet_block();
 }
 
+static inline bool __syncthreads_or(bool vote)
+{
+    return emulated::any_of_block(vote);
+}
+
 static inline void __syncwarp()
 {
     emulated::meet_warp();
@@ -83,6 +89,20 @@ static inline uint32_t atomicAdd(uint32_t *at, uint32_t by)
     return before;
 }
 
+static inline uint32_t atomicOr(uint32_t *at, uint32_t bits)
+{
+    const uint32_t before = *at;
+    *at |= bits;
+    return before;
+}
+
+static inline uint32_t atomicExch(uint32_t *at, uint32_t value)
+{
+    const uint32_t before = *at;
+    *at = value;
+    return before;
+}
+
 static inline void emulated_whole_warp(uint32_t mask)
 {
     if (mask != 0xffffffffu) {
@@ -92,12 +112,19 @@ static inline void emulated_whole_warp(uint32_t mask)
 
 template <typename V> static inline V __shfl_sync(uint32_t mask, V value, uint32_t lane)
 {
-    static_assert(sizeof(V) == 4, "a word");
+    static_assert(sizeof(V) <= sizeof(emulated::words), "it has its place");
     emulated_whole_warp(mask);
     const emulated::words *all =
         emulated::meet(emulated::call::shuffle, &value, sizeof(value), nullptr);
     memcpy(&value, all[lane % emulated::LANES], sizeof(value));
     return value;
+}
+
+/* The lowest lanes keep what they have. */
+template <typename V> static inline V __shfl_up_sync(uint32_t mask, V value, uint32_t by)
+{
+    const uint32_t lane = threadIdx.x % emulated::LANES;
+    return __shfl_sync(mask, value, lane >= by ? lane - by : lane);
 }
 
 template <typename V> static inline V __shfl_xor_sync(uint32_t mask, V value, uint32_t by)
@@ -156,6 +183,27 @@ static inline uint32_t __byte_perm(uint32_t low, uint32_t high, uint32_t selecto
         made |= byte << 8 * i;
     }
     return made;
+}
+
+static inline uint32_t __float_as_uint(float x)
+{
+    return emulated_bits(x);
+}
+
+static inline float __uint_as_float(uint32_t bits)
+{
+    return emulated_float(bits);
+}
+
+/* Each by itself: contraction is off. */
+static inline float __fsub_rn(float x, float y)
+{
+    return x - y;
+}
+
+static inline float __fmul_rn(float x, float y)
+{
+    return x * y;
 }
 
 /* The C library has a function of this name that is none of its interface. */
