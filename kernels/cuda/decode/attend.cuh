@@ -28,7 +28,7 @@ struct mr_work {
 
 __device__ static inline uint32_t mr_work_count(const mr_decode_args &a)
 {
-    return mr_ptr<const mr_cuda_step_header>(a.p.header)->n_items * a.p.kv_heads;
+    return mr_at<const mr_cuda_step_header>(a.p.header)->n_items * a.p.kv_heads;
 }
 
 __device__ static inline void mr_find_work(const mr_decode_args &a, uint32_t number, uint32_t count,
@@ -42,20 +42,20 @@ __device__ static inline void mr_find_work(const mr_decode_args &a, uint32_t num
     }
     w.index = number / p.kv_heads;
     w.g = number % p.kv_heads;
-    w.item = mr_ptr<const mr_cuda_item>(p.items)[w.index];
-    w.position = mr_ptr<const uint32_t>(p.positions)[w.item.token];
+    w.item = mr_at<const mr_cuda_item>(p.items)[w.index];
+    w.position = mr_at<const uint32_t>(p.positions)[w.item.token];
     w.newest = w.item.split == w.position / MR_CUDA_SPLIT_KEYS;
     w.key = w.item.split * MR_CUDA_SPLIT_KEYS + threadIdx.x / 32 * MR_KEYS + lane;
     w.there = w.key < w.position;
     w.row = 0;
     if (w.there) {
         const uint32_t *table =
-            mr_ptr<const uint32_t>(p.block_tables) +
-            static_cast<size_t>(mr_ptr<const uint32_t>(p.token_slot)[w.item.token]) * p.max_blocks;
+            mr_at<const uint32_t>(p.block_tables) +
+            static_cast<size_t>(mr_at<const uint32_t>(p.token_slot)[w.item.token]) * p.max_blocks;
         const uint32_t index = a.shift >= 0 ? w.key >> a.shift : w.key / p.block_size;
         w.row = (table[index] * p.kv_heads + w.g) * p.block_size + (w.key - index * p.block_size);
     }
-    const uint32_t slot = mr_ptr<const uint32_t>(p.kv_slot)[w.item.token];
+    const uint32_t slot = mr_at<const uint32_t>(p.kv_slot)[w.item.token];
     const uint32_t block = slot / p.block_size;
     w.writes = w.newest && block != MR_NULL_BLOCK;
     w.new_row = (block * p.kv_heads + w.g) * p.block_size + slot % p.block_size;
@@ -64,7 +64,7 @@ __device__ static inline void mr_find_work(const mr_decode_args &a, uint32_t num
         const uint32_t unit = lane + 32 * j;
         w.turn[j] =
             p.table != 0 && unit < p.pairs
-                ? mr_ptr<const float2>(p.table)[static_cast<size_t>(w.position) * p.pairs + unit]
+                ? mr_at<const float2>(p.table)[static_cast<size_t>(w.position) * p.pairs + unit]
                 : make_float2(1.0f, 0.0f);
     }
 }
@@ -84,8 +84,8 @@ __device__ static inline void mr_fetch_keys(const mr_cuda_decode_layer &l, const
 {
     const uint32_t lane = threadIdx.x % 32;
     const uint32_t seen = __ballot_sync(0xffffffffu, w.there);
-    const uint4 *key_plane = mr_ptr<const uint4>(l.keys);
-    const uint4 *value_plane = mr_ptr<const uint4>(l.values);
+    const uint4 *key_plane = mr_at<const uint4>(l.keys);
+    const uint4 *value_plane = mr_at<const uint4>(l.values);
 #pragma unroll
     for (int n = 0; n < MR_KEYS / 8; n++) {
         const uint32_t k = n * 8 + lane / 4;
@@ -109,7 +109,7 @@ __device__ static inline void mr_fetch_keys(const mr_cuda_decode_layer &l, const
 /* One element of the product's result. */
 template <typename T> __device__ static inline float mr_far_element(mr_cuda_ptr from, size_t at)
 {
-    const unsigned short raw = __ldcg(mr_ptr<const unsigned short>(from) + at);
+    const unsigned short raw = __ldcg(mr_at<const unsigned short>(from) + at);
     return mr_to_float(*reinterpret_cast<const T *>(&raw));
 }
 
@@ -134,7 +134,7 @@ template <typename T, int D>
 __device__ static inline void mr_turn_head(const mr_cuda_decode &p, const mr_cuda_decode_layer &l,
                                            const mr_work &w, uint32_t h, uint32_t share, T *x)
 {
-    T *kept = mr_ptr<T>(h == share ? l.keys : l.values) + static_cast<size_t>(w.new_row) * D;
+    T *kept = mr_at<T>(h == share ? l.keys : l.values) + static_cast<size_t>(w.new_row) * D;
 #pragma unroll
     for (int j = 0; j < D / 64; j++) {
         const uint32_t unit = threadIdx.x % 32 + 32 * j;
@@ -180,7 +180,7 @@ __device__ static inline void mr_make_heads(const mr_decode_args &a, const mr_cu
             v[j] = mr_far_element<T>(p.qkv, from + lane + 32 * j);
         }
         if (l.q_gain != 0 && h <= share) {
-            mr_norm_head<T, D>(p.head_epsilon, mr_ptr<const float>(h < share ? l.q_gain : l.k_gain),
+            mr_norm_head<T, D>(p.head_epsilon, mr_at<const float>(h < share ? l.q_gain : l.k_gain),
                                v);
         }
 #pragma unroll
@@ -259,7 +259,7 @@ __device__ static inline void mr_finish_split(const mr_decode_args &a, const mr_
     const uint32_t share = p.heads / p.kv_heads;
     const uint32_t head = w.g * share;
     uint32_t *counter =
-        mr_ptr<uint32_t>(p.counters) + static_cast<size_t>(w.item.token) * p.heads + head;
+        mr_at<uint32_t>(p.counters) + static_cast<size_t>(w.item.token) * p.heads + head;
     __threadfence();
     mr_meet_block();
     if (threadIdx.x == 0) {
@@ -274,8 +274,8 @@ __device__ static inline void mr_finish_split(const mr_decode_args &a, const mr_
         *counter = 0;
     }
     const size_t stride = static_cast<size_t>(p.heads) * (D + 2);
-    const float *parts = mr_ptr<const float>(p.partials) + w.item.base * stride + head * (D + 2);
-    T *out = mr_ptr<T>(p.att) + (static_cast<size_t>(w.item.token) * p.heads + head) * D;
+    const float *parts = mr_at<const float>(p.partials) + w.item.base * stride + head * (D + 2);
+    T *out = mr_at<T>(p.att) + (static_cast<size_t>(w.item.token) * p.heads + head) * D;
     for (uint32_t i = threadIdx.x; i < share * D; i += MR_DECODE_TAKERS) {
         out[i] = mr_from_float<T>(mr_merge_far(parts + i / D * (D + 2), stride, splits, D, i % D));
     }
@@ -296,11 +296,11 @@ __device__ static inline void mr_store_heads(const mr_decode_args &a, const mr_d
         const float acc = mr_merge(sums + i / D * (D + 2), share * (D + 2), MR_DECODE_WARPS, D,
                                    i % D, &max, &sum);
         if (splits == 1) {
-            mr_ptr<T>(p.att)[(static_cast<size_t>(w.item.token) * p.heads + head) * D + i] =
+            mr_at<T>(p.att)[(static_cast<size_t>(w.item.token) * p.heads + head) * D + i] =
                 mr_from_float<T>(acc / sum);
             continue;
         }
-        float *to = mr_ptr<float>(p.partials) +
+        float *to = mr_at<float>(p.partials) +
                     (static_cast<size_t>(w.index) * p.heads + head + i / D) * (D + 2);
         to[i % D] = acc;
         if (i % D == 0) {
@@ -362,7 +362,7 @@ __device__ static inline void mr_attend_all(const mr_decode_args &a, mr_decode_s
                                             const mr_work &first, uint32_t count,
                                             uint32_t qkv_workers)
 {
-    const mr_cuda_decode_layer &l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers)[st.layer];
+    const mr_cuda_decode_layer &l = mr_at<const mr_cuda_decode_layer>(a.p.layers)[st.layer];
     const uint32_t values = st.act_at + threadIdx.x / 32 * MR_KEYS * D * 2;
     uint4 keys[MR_KEYS / 8][D / 32];
     mr_work w = first;

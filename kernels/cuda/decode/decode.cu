@@ -34,7 +34,7 @@ __device__ static inline void mr_multiply_stored(const mr_decode_args &a, mr_dec
                                                  const mr_share &s, mr_cuda_ptr from, bool fits)
 {
     mr_rows rows;
-    rows.far = mr_ptr<const uint8_t>(from);
+    rows.far = mr_at<const uint8_t>(from);
     rows.map = PART == MR_PART_OUT ? mr_map_of(a, st) : nullptr;
     rows.k = mr_inputs_of(a.p, PART);
     if (fits && rows.k > 2 * MR_RING_INPUTS) {

@@ -37,7 +37,7 @@ __device__ static inline bool mr_walk_part(const mr_decode_args &a, mr_walk &w)
     for (; w.layer < p.n_layers; mr_walk_leave_part(w)) {
         w.share = mr_share_of(p, w.part);
         if (w.share.begin < w.share.end) {
-            w.map = mr_ptr<const mr_cuda_decode_layer>(p.layers)[w.layer]
+            w.map = mr_at<const mr_cuda_decode_layer>(p.layers)[w.layer]
                         .maps[w.part == MR_PART_QKV ? 0 : w.part - MR_PART_ATTEND];
             w.k = mr_inputs_of(p, w.part) / a.codes;
             w.tile = w.share.begin;
@@ -84,11 +84,11 @@ __device__ static inline void mr_ask_ahead(const mr_decode_args &a, const mr_dec
     if (m >= together || first >= k) {
         return;
     }
-    const mr_cuda_decode_layer *l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers) + st.layer;
-    const uint8_t *weight = mr_ptr<const uint8_t>(PART == MR_PART_QKV     ? l->qkv
-                                                  : PART == MR_PART_OUT   ? l->out
-                                                  : PART == MR_PART_GATED ? l->gate_up
-                                                                          : l->down);
+    const mr_cuda_decode_layer *l = mr_at<const mr_cuda_decode_layer>(a.p.layers) + st.layer;
+    const uint8_t *weight = mr_at<const uint8_t>(PART == MR_PART_QKV     ? l->qkv
+                                                 : PART == MR_PART_OUT   ? l->out
+                                                 : PART == MR_PART_GATED ? l->gate_up
+                                                                         : l->down);
     const uint32_t row =
         (GATED ? s.begin * MR_DECODE_TILE + m * a.p.ffn : (s.begin + m) * MR_DECODE_TILE) +
         threadIdx.x % MR_DECODE_TILE;

@@ -237,7 +237,7 @@ template <int PART, bool CODED>
 __device__ static inline mr_output mr_output_of(const mr_decode_args &a, const mr_decode_state &st,
                                                 const mr_share &s, uint32_t tile)
 {
-    const mr_cuda_decode_layer *l = mr_ptr<const mr_cuda_decode_layer>(a.p.layers) + st.layer;
+    const mr_cuda_decode_layer *l = mr_at<const mr_cuda_decode_layer>(a.p.layers) + st.layer;
     mr_output o;
     o.index = tile * MR_DECODE_TILE + threadIdx.x % MR_DECODE_TILE;
     o.column = o.index - s.begin * MR_DECODE_TILE;
@@ -249,14 +249,14 @@ __device__ static inline mr_output mr_output_of(const mr_decode_args &a, const m
     }
     if (CODED) {
         const float *scales =
-            mr_ptr<const float>(l->scales[PART == MR_PART_QKV ? 0 : PART - MR_PART_ATTEND]);
+            mr_at<const float>(l->scales[PART == MR_PART_QKV ? 0 : PART - MR_PART_ATTEND]);
         o.scale = __ldg(scales + o.index);
         o.up_scale = PART == MR_PART_GATED ? __ldg(scales + a.p.ffn + o.index) : 1.0f;
     }
     if (PART == MR_PART_OUT) {
-        o.gain = __ldg(mr_ptr<const float>(l->gated_gain) + o.index);
+        o.gain = __ldg(mr_at<const float>(l->gated_gain) + o.index);
     } else if (PART == MR_PART_DOWN && st.layer + 1 < a.p.n_layers) {
-        o.gain = __ldg(mr_ptr<const float>(l[1].attention_gain) + o.index);
+        o.gain = __ldg(mr_at<const float>(l[1].attention_gain) + o.index);
     }
     return o;
 }
@@ -270,20 +270,20 @@ __device__ static inline void mr_add_output(const mr_decode_args &a, const mr_de
     const size_t at = static_cast<size_t>(row) * p.width + o.index;
     const bool last = st.layer + 1 == p.n_layers;
     if (PART == MR_PART_DOWN && last) {
-        mr_ptr<T>(p.last)[at] = mr_from_float<T>(y);
+        mr_at<T>(p.last)[at] = mr_from_float<T>(y);
         return;
     }
     float *own = st.own + row * a.own_width + o.column;
     float x;
     if (PART == MR_PART_OUT && last && p.logit_rows != 0) {
-        const uint32_t from = mr_ptr<const uint32_t>(p.logit_rows)[row];
+        const uint32_t from = mr_at<const uint32_t>(p.logit_rows)[row];
         x = st.own[from * a.own_width + o.column] + y;
-        mr_ptr<float>(p.last_stream)[at] = x;
+        mr_at<float>(p.last_stream)[at] = x;
     } else {
         x = *own + y;
         *own = x;
         if (PART == MR_PART_OUT && last) {
-            mr_ptr<float>(p.stream)[at] = x;
+            mr_at<float>(p.stream)[at] = x;
         }
     }
     mr_put_for_norm<T>(a, row, o.index, x, o.gain);
@@ -301,10 +301,10 @@ __device__ static inline void mr_finish_output(const mr_decode_args &a, const mr
     const T y = mr_from_float<T>(mr_sum_tile<NT>(st.sums, m, line, row) * o.scale * scale);
     if (PART == MR_PART_QKV) {
         const uint32_t n = (p.heads + 2 * p.kv_heads) * p.head_width;
-        mr_ptr<T>(p.qkv)[static_cast<size_t>(row) * n + o.index] = y;
+        mr_at<T>(p.qkv)[static_cast<size_t>(row) * n + o.index] = y;
     } else if (PART == MR_PART_GATED) {
         const T up = mr_from_float<T>(mr_sum_tile<NT>(st.sums, 1, line, row) * o.up_scale * scale);
-        mr_ptr<T>(p.act)[static_cast<size_t>(row) * p.ffn + o.index] =
+        mr_at<T>(p.act)[static_cast<size_t>(row) * p.ffn + o.index] =
             mr_from_float<T>(mr_activate(p.activation, mr_to_float(y)) * mr_to_float(up));
     } else {
         mr_add_output<T, PART>(a, st, o, row, mr_to_float(y));

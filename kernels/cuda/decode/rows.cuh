@@ -25,7 +25,7 @@ __device__ static inline void mr_copy_rows(const mr_decode_args &a, mr_decode_st
     while (row < a.p.rows) {
         const size_t line = map != nullptr ? map[row] : row;
         mr_copy16(st.act_at + row * st.pitch + at * 16,
-                  mr_ptr<const uint4>(from) + line * vectors + at, true);
+                  mr_at<const uint4>(from) + line * vectors + at, true);
         row += rows_on;
         at += on;
         if (at >= vectors) {
@@ -64,7 +64,7 @@ __device__ static inline void mr_put_for_norm(const mr_decode_args &a, uint32_t 
                                               uint32_t output, float x, float gain)
 {
     const uint32_t lanes = 0xffffu << (threadIdx.x & 16);
-    mr_ptr<T>(a.p.normed)[static_cast<size_t>(row) * a.p.width + output] =
+    mr_at<T>(a.p.normed)[static_cast<size_t>(row) * a.p.width + output] =
         mr_from_float<T>(x * gain * mr_norm_room<T>());
     float squares = x * x;
 #pragma unroll
@@ -72,7 +72,7 @@ __device__ static inline void mr_put_for_norm(const mr_decode_args &a, uint32_t 
         squares += __shfl_xor_sync(lanes, squares, d);
     }
     if (threadIdx.x % MR_DECODE_TILE == 0) {
-        mr_ptr<float>(
+        mr_at<float>(
             a.p.squares)[(static_cast<size_t>(row) * a.p.width + output) / MR_DECODE_TILE] =
             squares;
     }
@@ -85,7 +85,7 @@ __device__ static inline void mr_scale_normed(const mr_decode_args &a, const mr_
 {
     const uint32_t first = threadIdx.x / 32;
     const uint32_t parts = a.p.width / MR_DECODE_TILE;
-    const float *squares = mr_ptr<const float>(a.p.squares) + static_cast<size_t>(first) * parts;
+    const float *squares = mr_at<const float>(a.p.squares) + static_cast<size_t>(first) * parts;
     float sum[NT] = {};
     for (uint32_t i = threadIdx.x % 32; i < parts; i += 32) {
 #pragma unroll
@@ -127,12 +127,12 @@ __device__ static inline void mr_load_own(const mr_decode_args &a, const mr_deco
 {
     const uint32_t width = (s.end - s.begin) * MR_DECODE_TILE;
     const float *gain =
-        mr_ptr<const float>(mr_ptr<const mr_cuda_decode_layer>(a.p.layers)->attention_gain);
+        mr_at<const float>(mr_at<const mr_cuda_decode_layer>(a.p.layers)->attention_gain);
     for (uint32_t i = threadIdx.x; i < width * a.p.rows; i += MR_DECODE_TAKERS) {
         const uint32_t row = i / width;
         const uint32_t output = s.begin * MR_DECODE_TILE + i % width;
         const float x =
-            __ldcg(mr_ptr<const float>(a.p.stream) + static_cast<size_t>(row) * a.p.width + output);
+            __ldcg(mr_at<const float>(a.p.stream) + static_cast<size_t>(row) * a.p.width + output);
         st.own[row * a.own_width + i % width] = x;
         mr_put_for_norm<T>(a, row, output, x, gain[output]);
     }

@@ -34,11 +34,6 @@ struct mr_decode_args {
     int32_t shift;      /* block_size = 1 << shift, or −1 */
 };
 
-template <typename T> __device__ static inline T *mr_ptr(mr_cuda_ptr ptr)
-{
-    return reinterpret_cast<T *>(static_cast<uintptr_t>(ptr));
-}
-
 /* ---- division of the work ---- */
 
 /* Tiles of this block, of a part that is a product. */
@@ -100,7 +95,7 @@ __device__ static inline void mr_meet_block()
  */
 __device__ static inline uint32_t *mr_counter_of(const mr_decode_args &a, uint32_t part)
 {
-    return mr_ptr<uint32_t>(a.p.sync) + part * 32;
+    return mr_at<uint32_t>(a.p.sync) + part * 32;
 }
 
 /* This block has done its work of `part`. */
@@ -153,7 +148,7 @@ __device__ static inline void mr_leave(const mr_decode_args &a, const mr_decode_
 {
     if (!st.waits) {
         for (uint32_t row = 0; row < a.p.rows; row++) {
-            mr_ptr<uint16_t>(a.p.last)[static_cast<size_t>(row) * a.p.width] = 0xffff;
+            mr_at<uint16_t>(a.p.last)[static_cast<size_t>(row) * a.p.width] = 0xffff;
         }
     }
     if (threadIdx.x == 0) {
@@ -170,7 +165,7 @@ __device__ static inline void mr_leave(const mr_decode_args &a, const mr_decode_
 __device__ static inline const uint32_t *mr_map_of(const mr_decode_args &a,
                                                    const mr_decode_state &st)
 {
-    return st.layer + 1 == a.p.n_layers ? mr_ptr<const uint32_t>(a.p.logit_rows) : nullptr;
+    return st.layer + 1 == a.p.n_layers ? mr_at<const uint32_t>(a.p.logit_rows) : nullptr;
 }
 
 #endif
