@@ -2,7 +2,7 @@
 /*
  * Attention of single tokens over the paged cache, keys divided at fixed positions: decoding, and
  * every shape that prompt attention (tiles.cu) does not take. Heads, types and blocks that suit the
- * matrix units go on to lone.cu; the kernel here takes all others.
+ * matrix units go on to warp_split.cu; the kernel here takes all others.
  *
  *   item     (token, split): keys [256 · split, 256 · split + 256) as far as the token sees them
  *   work     (item, key/value head, S of the query heads that share it)
@@ -295,8 +295,8 @@ template <typename KV> static int choose_lanes(mr_cuda_context *context, mr_spli
 int mr_cuda_attention_split_run(mr_cuda_context *context, const mr_cuda_attention *p)
 {
     mr_split_args a = mr_split_args_of(p);
-    if (mr_cuda_attention_is_lone(context, p)) {
-        return mr_cuda_attention_lone_run(context, &a);
+    if (mr_cuda_attention_takes_warp_splits(context, p)) {
+        return mr_cuda_attention_warp_split_run(context, &a);
     }
     switch (p->kv.type) {
     case MR_DTYPE_F8_E4M3:

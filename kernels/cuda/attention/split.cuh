@@ -24,9 +24,10 @@ struct mr_split_args {
     int32_t shift;     /* block_size = 1 << shift, or −1 */
 };
 
-/* Whether the kernel on matrix units (lone.cu) takes it. */
-bool mr_cuda_attention_is_lone(const mr_cuda_context *context, const mr_cuda_attention *p);
-int mr_cuda_attention_lone_run(mr_cuda_context *context, const mr_split_args *split);
+/* Whether the kernel on matrix units (warp_split.cu) takes it. */
+bool mr_cuda_attention_takes_warp_splits(const mr_cuda_context *context,
+                                         const mr_cuda_attention *p);
+int mr_cuda_attention_warp_split_run(mr_cuda_context *context, const mr_split_args *split);
 
 static inline mr_split_args mr_split_args_of(const mr_cuda_attention *p)
 {

@@ -99,11 +99,11 @@ int synchronize(mr_cuda_context *)
 
 int attention_split(mr_cuda_context *context, const mr_cuda_attention *p)
 {
-    if (!mr_cuda_attention_is_lone(context, p)) {
+    if (!mr_cuda_attention_takes_warp_splits(context, p)) {
         return GPU_NOT_TAKEN;
     }
     const mr_split_args a = mr_split_args_of(p);
-    return mr_cuda_attention_lone_run(context, &a);
+    return mr_cuda_attention_warp_split_run(context, &a);
 }
 
 } // namespace

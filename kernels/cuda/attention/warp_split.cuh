@@ -1,22 +1,22 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Split attention, every warp for itself (lone.cu): what a warp computes of a stage that its ring
- * (lone_ring.cuh) has brought. */
-#ifndef MILLRACE_KERNELS_CUDA_ATTENTION_LONE_CUH
-#define MILLRACE_KERNELS_CUDA_ATTENTION_LONE_CUH
+/* Split attention, every warp for itself (warp_split.cu): what a warp computes of a stage that its
+ * ring (warp_split_ring.cuh) has brought. */
+#ifndef MILLRACE_KERNELS_CUDA_ATTENTION_WARP_SPLIT_CUH
+#define MILLRACE_KERNELS_CUDA_ATTENTION_WARP_SPLIT_CUH
 
-#include "kernels/cuda/attention/lone_ring.cuh"
+#include "kernels/cuda/attention/warp_split_ring.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
 /* Softmax over the piece's keys so far. A lane has heads 2 · (lane % 4) and the one behind it, as
  * columns; out[n] are rows of D: lane / 4 and 8 further of the n-th sixteen, or, of one-byte
  * values, 2 · (lane / 4) and the one behind it. */
-template <int D> struct mr_lone_sums {
+template <int D> struct mr_warp_split_sums {
     float max[2];
     float sum[2]; /* of the lane's keys only */
     float out[D / 16][4];
 };
 
-template <int D> __device__ static inline void mr_clear_sums(mr_lone_sums<D> &sums)
+template <int D> __device__ static inline void mr_clear_sums(mr_warp_split_sums<D> &sums)
 {
     sums = {};
     sums.max[0] = -CUDART_INF_F;
@@ -32,18 +32,18 @@ template <> struct mr_is_half<__half> {
 
 /* What products are made of: integers are exact in both types; F8_E4M3 is in f16, and so are
  * queries in bf16 between 2^-17 and 65504, which what is larger becomes. */
-template <typename T, mr_lone_kv KV> struct mr_lone_operand {
+template <typename T, mr_warp_split_kv KV> struct mr_warp_split_operand {
     using type = T;
 };
-template <typename T> struct mr_lone_operand<T, MR_LONE_E4M3> {
+template <typename T> struct mr_warp_split_operand<T, MR_WARP_SPLIT_E4M3> {
     using type = __half;
 };
 
 /* By what power of two probabilities are larger than they are, for f16 has few numbers below
  * 2^-14; what they are divided by is so, too. */
-template <typename T, mr_lone_kv KV> __device__ constexpr float mr_lone_lift()
+template <typename T, mr_warp_split_kv KV> __device__ constexpr float mr_warp_split_lift()
 {
-    return mr_is_half<typename mr_lone_operand<T, KV>::type>::value ? 6.0f : 0.0f;
+    return mr_is_half<typename mr_warp_split_operand<T, KV>::type>::value ? 6.0f : 0.0f;
 }
 
 __device__ static inline float mr_to_half_range(float x)
@@ -52,9 +52,10 @@ __device__ static inline float mr_to_half_range(float x)
 }
 
 /* Two queries as they are multiplied. */
-template <typename T, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_query(uint32_t q)
+template <typename T, mr_warp_split_kv KV>
+__device__ static inline uint32_t mr_warp_split_query(uint32_t q)
 {
-    if (KV != MR_LONE_E4M3 || mr_is_half<T>::value) {
+    if (KV != MR_WARP_SPLIT_E4M3 || mr_is_half<T>::value) {
         return q;
     }
     const float2 x = __bfloat1622float2(*reinterpret_cast<const __nv_bfloat162 *>(&q));
@@ -63,9 +64,9 @@ template <typename T, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_q
 
 /* Queries as B operands, a row of 8 heads by lane / 4, in the order in which a lane has elements of
  * keys. */
-template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_load_queries(const mr_lone_args &a, const mr_lone_piece &piece,
-                                              uint32_t (&q)[D / 8])
+template <typename T, int D, mr_warp_split_kv KV>
+__device__ static inline void
+mr_load_queries(const mr_warp_split_args &a, const mr_warp_split_piece &piece, uint32_t (&q)[D / 8])
 {
     const uint32_t head = threadIdx.x % 32 / 4;
     const uint32_t quad = threadIdx.x % 4;
@@ -74,20 +75,20 @@ __device__ static inline void mr_load_queries(const mr_lone_args &a, const mr_lo
     const uint32_t *from = static_cast<const uint32_t *>(a.qkv) + row * (D / 2);
 #pragma unroll
     for (int i = 0; i < D / 8; i++) {
-        const uint32_t at = KV == MR_LONE_SAME ? i * 4 + quad : i / 2 * 8 + quad * 2 + i % 2;
+        const uint32_t at = KV == MR_WARP_SPLIT_SAME ? i * 4 + quad : i / 2 * 8 + quad * 2 + i % 2;
         q[i] = head < piece.heads ? from[at] : 0;
     }
 #pragma unroll
     for (int i = 0; i < D / 8; i++) {
-        q[i] = mr_lone_query<T, KV>(q[i]);
+        q[i] = mr_warp_split_query<T, KV>(q[i]);
     }
 }
 
 /* Four codes as pairs of operands in order. */
-template <typename T, mr_lone_kv KV>
+template <typename T, mr_warp_split_kv KV>
 __device__ static inline void mr_widen4(uint32_t word, uint32_t &low, uint32_t &high)
 {
-    if (KV == MR_LONE_I8) {
+    if (KV == MR_WARP_SPLIT_I8) {
         mr_i8_widen<T>(word, low, high);
     } else {
         mr_e4m3_halves(word, low, high);
@@ -96,18 +97,18 @@ __device__ static inline void mr_widen4(uint32_t word, uint32_t &low, uint32_t &
 
 /* Scores of the 16 keys from row 16m on: keys lane / 4 and 8 further, with the lane's two heads.
  * `keys`: where chunk lane / 16 of row lane % 16 lies. */
-template <typename T, int D, mr_lone_kv KV>
+template <typename T, int D, mr_warp_split_kv KV>
 __device__ static inline void mr_score_keys(const uint32_t (&q)[D / 8], uint32_t keys, int m,
                                             float (&s)[4])
 {
-    using stage = mr_lone_stage<D, KV>;
-    using matrix = mr_matrix<typename mr_lone_operand<T, KV>::type>;
+    using stage = mr_warp_split_stage<D, KV>;
+    using matrix = mr_matrix<typename mr_warp_split_operand<T, KV>::type>;
     float part[2][4] = {};
 #pragma unroll
     for (int k = 0; k < static_cast<int>(stage::ROW / 32); k++) {
         uint32_t x[4];
         mr_load_matrices<false>(stage::further(keys, m, k), x);
-        if constexpr (KV == MR_LONE_SAME) {
+        if constexpr (KV == MR_WARP_SPLIT_SAME) {
             matrix::multiply(part[k % 2], x[0], x[1], x[2], x[3], q[2 * k], q[2 * k + 1]);
         } else {
 #pragma unroll
@@ -128,19 +129,19 @@ __device__ static inline void mr_score_keys(const uint32_t (&q)[D / 8], uint32_t
 
 /* Adds 16 keys' values from row 16m on, times their probabilities. `values`: where the lane's row
  * and chunk of the first matrices lie. */
-template <typename T, int D, mr_lone_kv KV>
+template <typename T, int D, mr_warp_split_kv KV>
 __device__ static inline void mr_sum_values(const float (&p)[4], uint32_t values, int m,
                                             float (&out)[D / 16][4])
 {
-    using stage = mr_lone_stage<D, KV>;
-    using matrix = mr_matrix<typename mr_lone_operand<T, KV>::type>;
+    using stage = mr_warp_split_stage<D, KV>;
+    using matrix = mr_matrix<typename mr_warp_split_operand<T, KV>::type>;
     const uint32_t lo = mr_turn_matrix(matrix::pack(p[0], p[1]));
     const uint32_t hi = mr_turn_matrix(matrix::pack(p[2], p[3]));
 #pragma unroll
     for (int n = 0; n < static_cast<int>(stage::ROW / 32); n++) {
         uint32_t v[4];
         mr_load_matrices<true>(stage::further(values, m, n), v);
-        if constexpr (KV == MR_LONE_SAME) {
+        if constexpr (KV == MR_WARP_SPLIT_SAME) {
             matrix::multiply(out[n], v[0], v[1], v[2], v[3], lo, hi);
         } else {
 #pragma unroll
@@ -156,22 +157,23 @@ __device__ static inline void mr_sum_values(const float (&p)[4], uint32_t values
 }
 
 /* Of the lane's i-th score of the m-th 16 keys: its key, among the stage's. */
-__device__ static inline uint32_t mr_lone_row(int m, int i)
+__device__ static inline uint32_t mr_warp_split_row(int m, int i)
 {
     return m * 16 + i / 2 * 8 + threadIdx.x % 32 / 4;
 }
 
 /* Sums of products become scores, in powers of two; −∞ where a key does not count. */
-template <int D, mr_lone_kv KV, int M>
-__device__ static inline void mr_scale_scores(const mr_lone_args &a, const mr_lone_piece &piece,
-                                              uint32_t key, const uint8_t *memory, float (&s)[M][4])
+template <int D, mr_warp_split_kv KV, int M>
+__device__ static inline void mr_scale_scores(const mr_warp_split_args &a,
+                                              const mr_warp_split_piece &piece, uint32_t key,
+                                              const uint8_t *memory, float (&s)[M][4])
 {
-    using stage = mr_lone_stage<D, KV>;
-    if (KV == MR_LONE_I8) {
+    using stage = mr_warp_split_stage<D, KV>;
+    if (KV == MR_WARP_SPLIT_I8) {
         const float *of = reinterpret_cast<const float *>(memory + stage::KEY_SCALES);
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
-            s[i / 4][i % 4] *= of[mr_lone_row(i / 4, i % 4)];
+            s[i / 4][i % 4] *= of[mr_warp_split_row(i / 4, i % 4)];
         }
     }
     if (a.p.soft_cap > 0.0f) {
@@ -191,7 +193,7 @@ __device__ static inline void mr_scale_scores(const mr_lone_args &a, const mr_lo
     if (key < piece.begin || key + stage::KEYS > piece.end) {
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
-            const uint32_t at = key + mr_lone_row(i / 4, i % 4);
+            const uint32_t at = key + mr_warp_split_row(i / 4, i % 4);
             if (at < piece.begin || at >= piece.end) {
                 s[i / 4][i % 4] = -CUDART_INF_F;
             }
@@ -200,8 +202,8 @@ __device__ static inline void mr_scale_scores(const mr_lone_args &a, const mr_lo
 }
 
 /* Scores become probabilities relative to the largest so far; what there is fades accordingly. */
-template <typename T, int D, mr_lone_kv KV, int M>
-__device__ static inline void mr_weigh(float (&s)[M][4], mr_lone_sums<D> &sums)
+template <typename T, int D, mr_warp_split_kv KV, int M>
+__device__ static inline void mr_weigh(float (&s)[M][4], mr_warp_split_sums<D> &sums)
 {
     float max[2] = {sums.max[0], sums.max[1]};
 #pragma unroll
@@ -230,7 +232,7 @@ __device__ static inline void mr_weigh(float (&s)[M][4], mr_lone_sums<D> &sums)
     float top[2];
 #pragma unroll
     for (int h = 0; h < 2; h++) {
-        top[h] = (sums.max[h] == -CUDART_INF_F ? 0.0f : sums.max[h]) - mr_lone_lift<T, KV>();
+        top[h] = (sums.max[h] == -CUDART_INF_F ? 0.0f : sums.max[h]) - mr_warp_split_lift<T, KV>();
     }
 #pragma unroll
     for (int i = 0; i < 4 * M; i++) {
@@ -241,14 +243,14 @@ __device__ static inline void mr_weigh(float (&s)[M][4], mr_lone_sums<D> &sums)
 }
 
 /* Which element of D the lane's i-th sum of a head is. */
-template <mr_lone_kv KV> __device__ static inline uint32_t mr_lone_element(uint32_t i)
+template <mr_warp_split_kv KV> __device__ static inline uint32_t mr_warp_split_element(uint32_t i)
 {
     const uint32_t row = threadIdx.x % 32 / 4;
-    return KV == MR_LONE_SAME ? i * 8 + row : i / 2 * 16 + row * 2 + i % 2;
+    return KV == MR_WARP_SPLIT_SAME ? i * 8 + row : i / 2 * 16 + row * 2 + i % 2;
 }
 
 /* The lanes' sums of probabilities become the warp's. */
-template <int D> __device__ static inline void mr_sum_lanes(mr_lone_sums<D> &sums)
+template <int D> __device__ static inline void mr_sum_lanes(mr_warp_split_sums<D> &sums)
 {
 #pragma unroll
     for (int o = 4; o < 32; o *= 2) {
@@ -258,15 +260,15 @@ template <int D> __device__ static inline void mr_sum_lanes(mr_lone_sums<D> &sum
 }
 
 /* Into shared memory: [8 heads][D] numerators, maximum, sum. */
-template <int D, mr_lone_kv KV>
-__device__ static inline void mr_share_sums(float *to, const mr_lone_sums<D> &sums)
+template <int D, mr_warp_split_kv KV>
+__device__ static inline void mr_share_sums(float *to, const mr_warp_split_sums<D> &sums)
 {
 #pragma unroll
     for (int h = 0; h < 2; h++) {
         float *line = to + (threadIdx.x % 4 * 2 + h) * (D + 2);
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
-            line[mr_lone_element<KV>(i)] = sums.out[i / 2][i % 2 * 2 + h];
+            line[mr_warp_split_element<KV>(i)] = sums.out[i / 2][i % 2 * 2 + h];
         }
         if (threadIdx.x % 32 < 4) {
             line[D] = sums.max[h];
@@ -276,47 +278,49 @@ __device__ static inline void mr_share_sums(float *to, const mr_lone_sums<D> &su
 }
 
 /* Where the lane's part of the first matrices lies: of keys; of values. */
-template <int D, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_keys_at()
+template <int D, mr_warp_split_kv KV> __device__ static inline uint32_t mr_warp_split_keys_at()
 {
     const uint32_t lane = threadIdx.x % 32;
-    return mr_lone_stage<D, KV>::at(lane % 16, lane / 16);
+    return mr_warp_split_stage<D, KV>::at(lane % 16, lane / 16);
 }
 
-template <int D, mr_lone_kv KV> __device__ static inline uint32_t mr_lone_values_at()
+template <int D, mr_warp_split_kv KV> __device__ static inline uint32_t mr_warp_split_values_at()
 {
-    using stage = mr_lone_stage<D, KV>;
+    using stage = mr_warp_split_stage<D, KV>;
     const uint32_t lane = threadIdx.x % 32;
-    return stage::VALUES + (KV == MR_LONE_SAME ? stage::at(lane / 16 * 8 + lane % 8, lane / 8 % 2)
-                                               : stage::at(lane % 16, lane / 16));
+    return stage::VALUES + (KV == MR_WARP_SPLIT_SAME
+                                ? stage::at(lane / 16 * 8 + lane % 8, lane / 8 % 2)
+                                : stage::at(lane % 16, lane / 16));
 }
 
-template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_stage(const mr_lone_args &a, const mr_lone_piece &piece,
-                                           const uint32_t (&q)[D / 8], const uint8_t *memory,
-                                           uint32_t shared, uint32_t key, mr_lone_sums<D> &sums)
+template <typename T, int D, mr_warp_split_kv KV>
+__device__ static inline void
+mr_run_stage(const mr_warp_split_args &a, const mr_warp_split_piece &piece,
+             const uint32_t (&q)[D / 8], const uint8_t *memory, uint32_t shared, uint32_t key,
+             mr_warp_split_sums<D> &sums)
 {
-    using stage = mr_lone_stage<D, KV>;
+    using stage = mr_warp_split_stage<D, KV>;
     constexpr int M = stage::KEYS / 16;
     float s[M][4];
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        mr_score_keys<T, D, KV>(q, shared + mr_lone_keys_at<D, KV>(), m, s[m]);
+        mr_score_keys<T, D, KV>(q, shared + mr_warp_split_keys_at<D, KV>(), m, s[m]);
     }
     mr_scale_scores<D, KV>(a, piece, key, memory, s);
     mr_weigh<T, D, KV>(s, sums);
-    if (KV == MR_LONE_I8) {
+    if (KV == MR_WARP_SPLIT_I8) {
         const float *of = reinterpret_cast<const float *>(memory + stage::VALUE_SCALES);
 #pragma unroll
         for (int i = 0; i < 4 * M; i++) {
             /* For a key that does not count no scale was brought. */
-            const uint32_t r = mr_lone_row(i / 4, i % 4);
+            const uint32_t r = mr_warp_split_row(i / 4, i % 4);
             const bool counts = key + r >= piece.begin && key + r < piece.end;
             s[i / 4][i % 4] = counts ? s[i / 4][i % 4] * of[r] : 0.0f;
         }
     }
 #pragma unroll
     for (int m = 0; m < M; m++) {
-        mr_sum_values<T, D, KV>(s[m], shared + mr_lone_values_at<D, KV>(), m, sums.out);
+        mr_sum_values<T, D, KV>(s[m], shared + mr_warp_split_values_at<D, KV>(), m, sums.out);
     }
 }
 

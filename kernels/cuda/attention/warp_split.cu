@@ -19,7 +19,7 @@
  * they count within the launch, for they have no copies to wait for. Float32 scores and sums;
  * probabilities are rounded to the type before they meet the values.
  */
-#include "kernels/cuda/attention/lone.cuh"
+#include "kernels/cuda/attention/warp_split.cuh"
 
 #define WARPS  4 /* of a block */
 #define BLOCKS 2 /* of a processor, where they fit */
@@ -30,9 +30,9 @@
 #define JOIN_BLOCKS 4 /* of a processor */
 
 /* Whether a block is a team that has at most one piece, and its splits meet within the launch. */
-__device__ static inline bool mr_is_team(const mr_lone_args &a)
+__device__ static inline bool mr_is_team(const mr_warp_split_args &a)
 {
-    const uint64_t pieces = static_cast<uint64_t>(mr_lone_items(a)) * a.p.kv.heads * a.chunks;
+    const uint64_t pieces = static_cast<uint64_t>(mr_warp_split_items(a)) * a.p.kv.heads * a.chunks;
     return !a.p.invariant && pieces <= a.blocks;
 }
 
@@ -41,8 +41,8 @@ __device__ static inline bool mr_is_team(const mr_lone_args &a)
 /* Adds up the parts of `splits` splits, for one head: a lane has elements 2 · lane and the one
  * behind it of every 64, and knows how one split in 32 fades. */
 template <typename T, int D>
-__device__ static inline void mr_join_head(const mr_lone_args &a, uint32_t token, uint32_t head,
-                                           uint32_t base, uint32_t splits)
+__device__ static inline void mr_join_head(const mr_warp_split_args &a, uint32_t token,
+                                           uint32_t head, uint32_t base, uint32_t splits)
 {
     const uint32_t lane = threadIdx.x % 32;
     const float *parts = mr_partial_at(a, base, head);
@@ -88,11 +88,11 @@ __device__ static inline void mr_join_head(const mr_lone_args &a, uint32_t token
  * among them; its warps take turns at their heads. */
 template <typename T, int D>
 __global__ static void __launch_bounds__(JOIN_WARPS * 32, 8)
-    mr_attention_join_kernel(const __grid_constant__ mr_lone_args a)
+    mr_attention_join_kernel(const __grid_constant__ mr_warp_split_args a)
 {
     mr_let_next_come();
     mr_wait_for_previous();
-    const uint32_t n_items = mr_lone_items(a);
+    const uint32_t n_items = mr_warp_split_items(a);
     const bool single = n_items == a.header->n_tokens && a.p.count == 0; /* split each */
     if (single || mr_is_team(a)) {
         return;
@@ -123,7 +123,8 @@ __global__ static void __launch_bounds__(JOIN_WARPS * 32, 8)
 
 /* A team's block has written its part of a token's splits, says one thread. Whether all are there
  * now. */
-__device__ static inline bool mr_count_part(const mr_lone_args &a, const mr_lone_piece &piece)
+__device__ static inline bool mr_count_part(const mr_warp_split_args &a,
+                                            const mr_warp_split_piece &piece)
 {
     uint32_t *counter = a.counters + static_cast<size_t>(piece.token) * a.p.heads + piece.head;
     __threadfence();
@@ -138,9 +139,10 @@ __device__ static inline bool mr_count_part(const mr_lone_args &a, const mr_lone
 /* ---- pieces ---- */
 
 /* A warp's sums become the result, or the split's part of it. */
-template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_put_sums(const mr_lone_args &a, const mr_lone_piece &piece,
-                                          const mr_lone_sums<D> &sums)
+template <typename T, int D, mr_warp_split_kv KV>
+__device__ static inline void mr_put_sums(const mr_warp_split_args &a,
+                                          const mr_warp_split_piece &piece,
+                                          const mr_warp_split_sums<D> &sums)
 {
     const uint32_t lane = threadIdx.x % 32;
 #pragma unroll
@@ -156,7 +158,7 @@ __device__ static inline void mr_put_sums(const mr_lone_args &a, const mr_lone_p
 #pragma unroll
         for (int i = 0; i < D / 8; i++) {
             const float x = sums.out[i / 2][i % 2 * 2 + h];
-            const uint32_t d = mr_lone_element<KV>(i);
+            const uint32_t d = mr_warp_split_element<KV>(i);
             if (piece.splits == 1) {
                 out[d] = mr_from_float<T>(x * scale);
             } else {
@@ -170,12 +172,12 @@ __device__ static inline void mr_put_sums(const mr_lone_args &a, const mr_lone_p
 }
 
 /* All stages of what the loader brings of a piece; `at` is where the ring stands. */
-template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_piece(const mr_lone_args &a, const mr_lone_piece &piece,
-                                           uint8_t *memory, mr_lone_loader<D, KV> &loader,
-                                           uint32_t &at, mr_lone_sums<D> &sums)
+template <typename T, int D, mr_warp_split_kv KV>
+__device__ static inline void
+mr_run_piece(const mr_warp_split_args &a, const mr_warp_split_piece &piece, uint8_t *memory,
+             mr_warp_split_loader<D, KV> &loader, uint32_t &at, mr_warp_split_sums<D> &sums)
 {
-    using stage = mr_lone_stage<D, KV>;
+    using stage = mr_warp_split_stage<D, KV>;
     const uint32_t ring = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
     uint32_t q[D / 8];
     mr_load_queries<T, D, KV>(a, piece, q);
@@ -195,29 +197,30 @@ __device__ static inline void mr_run_piece(const mr_lone_args &a, const mr_lone_
 }
 
 /* A warp's pieces. */
-template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_alone(const mr_lone_args &a, uint8_t *memory,
-                                           mr_lone_loader<D, KV> &loader)
+template <typename T, int D, mr_warp_split_kv KV>
+__device__ static inline void mr_run_alone(const mr_warp_split_args &a, uint8_t *memory,
+                                           mr_warp_split_loader<D, KV> &loader)
 {
-    mr_lone_piece piece;
-    mr_lone_sums<D> sums;
+    mr_warp_split_piece piece;
+    mr_warp_split_sums<D> sums;
     uint32_t at = 0; /* stage of the ring */
-    for (mr_lone_cursor cursor(a, false); cursor.find(a, piece); cursor.advance(a)) {
+    for (mr_warp_split_cursor cursor(a, false); cursor.find(a, piece); cursor.advance(a)) {
         mr_run_piece<T, D, KV>(a, piece, memory, loader, at, sums);
         mr_put_sums<T, D, KV>(a, piece, sums);
     }
 }
 
 /* A block's one piece, a part of it by each warp; they meet in shared memory. */
-template <typename T, int D, mr_lone_kv KV>
-__device__ static inline void mr_run_team(const mr_lone_args &a, uint8_t *shared, uint8_t *memory,
-                                          mr_lone_loader<D, KV> &loader)
+template <typename T, int D, mr_warp_split_kv KV>
+__device__ static inline void mr_run_team(const mr_warp_split_args &a, uint8_t *shared,
+                                          uint8_t *memory, mr_warp_split_loader<D, KV> &loader)
 {
-    constexpr uint32_t STRIDE = STAGES * mr_lone_stage<D, KV>::BYTES / 4; /* floats, of a warp */
-    mr_lone_piece piece;
-    mr_lone_sums<D> sums;
+    constexpr uint32_t STRIDE =
+        STAGES * mr_warp_split_stage<D, KV>::BYTES / 4; /* floats, of a warp */
+    mr_warp_split_piece piece;
+    mr_warp_split_sums<D> sums;
     uint32_t at = 0;
-    if (!mr_lone_cursor(a, true).find(a, piece)) {
+    if (!mr_warp_split_cursor(a, true).find(a, piece)) {
         return;
     }
     mr_run_piece<T, D, KV>(a, piece, memory, loader, at, sums);
@@ -259,17 +262,17 @@ __device__ static inline void mr_run_team(const mr_lone_args &a, uint8_t *shared
     }
 }
 
-template <typename T, int D, mr_lone_kv KV>
+template <typename T, int D, mr_warp_split_kv KV>
 __global__ static void __launch_bounds__(WARPS * 32, BLOCKS)
-    mr_attention_lone_kernel(const __grid_constant__ mr_lone_args a)
+    mr_attention_warp_split_kernel(const __grid_constant__ mr_warp_split_args a)
 {
-    using stage = mr_lone_stage<D, KV>;
+    using stage = mr_warp_split_stage<D, KV>;
     extern __shared__ __align__(128) uint8_t shared[];
     uint8_t *memory = shared + threadIdx.x / 32 * (STAGES * stage::BYTES);
     mr_let_next_come();
     mr_wait_for_previous();
     const bool team = mr_is_team(a);
-    mr_lone_loader<D, KV> loader(a, team);
+    mr_warp_split_loader<D, KV> loader(a, team);
 #pragma unroll 1
     for (uint32_t i = 0; i < STAGES - 1; i++) {
         loader.ask(a, static_cast<uint32_t>(__cvta_generic_to_shared(memory)) + i * stage::BYTES);
@@ -282,28 +285,28 @@ __global__ static void __launch_bounds__(WARPS * 32, BLOCKS)
 }
 
 /* Bytes of shared memory of a block. */
-template <int D, mr_lone_kv KV> static constexpr uint32_t mr_lone_bytes()
+template <int D, mr_warp_split_kv KV> static constexpr uint32_t mr_warp_split_bytes()
 {
-    return WARPS * STAGES * mr_lone_stage<D, KV>::BYTES;
+    return WARPS * STAGES * mr_warp_split_stage<D, KV>::BYTES;
 }
 
-template <typename T, int D, mr_lone_kv KV>
-static int launch(mr_cuda_context *context, mr_lone_args &a)
+template <typename T, int D, mr_warp_split_kv KV>
+static int launch(mr_cuda_context *context, mr_warp_split_args &a)
 {
-    using stage = mr_lone_stage<D, KV>;
-    const uint32_t bytes = mr_lone_bytes<D, KV>();
+    using stage = mr_warp_split_stage<D, KV>;
+    const uint32_t bytes = mr_warp_split_bytes<D, KV>();
     const uint32_t size = a.p.kv.block_size;
     const uint32_t fit =
         static_cast<uint32_t>(context->properties.sharedMemPerMultiprocessor) / (bytes + 1024);
-    a.scales16 = KV == MR_LONE_I8 ? size * 4 / 16 : 0;
+    a.scales16 = KV == MR_WARP_SPLIT_I8 ? size * 4 / 16 : 0;
     a.piece16 = size * stage::ROW / 16 + a.scales16;
     a.blocks = mr_split_blocks(context, a, fit < BLOCKS ? 1 : BLOCKS);
     int code =
-        cudaFuncSetAttribute(mr_attention_lone_kernel<T, D, KV>,
+        cudaFuncSetAttribute(mr_attention_warp_split_kernel<T, D, KV>,
                              cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes));
     if (code == 0) {
-        code =
-            mr_launch(context, mr_attention_lone_kernel<T, D, KV>, a.blocks, WARPS * 32, bytes, a);
+        code = mr_launch(context, mr_attention_warp_split_kernel<T, D, KV>, a.blocks, WARPS * 32,
+                         bytes, a);
     }
     if (code == 0) {
         code = mr_launch(context, mr_attention_join_kernel<T, D>,
@@ -312,30 +315,31 @@ static int launch(mr_cuda_context *context, mr_lone_args &a)
     return code;
 }
 
-template <typename T, int D> static int choose(mr_cuda_context *context, mr_lone_args &a)
+template <typename T, int D> static int choose(mr_cuda_context *context, mr_warp_split_args &a)
 {
     if (a.p.kv.type == MR_DTYPE_F8_E4M3) {
-        return launch<T, D, MR_LONE_E4M3>(context, a);
+        return launch<T, D, MR_WARP_SPLIT_E4M3>(context, a);
     }
-    return a.p.kv.type == MR_DTYPE_I8 ? launch<T, D, MR_LONE_I8>(context, a)
-                                      : launch<T, D, MR_LONE_SAME>(context, a);
+    return a.p.kv.type == MR_DTYPE_I8 ? launch<T, D, MR_WARP_SPLIT_I8>(context, a)
+                                      : launch<T, D, MR_WARP_SPLIT_SAME>(context, a);
 }
 
-bool mr_cuda_attention_is_lone(const mr_cuda_context *context, const mr_cuda_attention *p)
+bool mr_cuda_attention_takes_warp_splits(const mr_cuda_context *context, const mr_cuda_attention *p)
 {
     const uint32_t size = p->kv.block_size;
-    const uint32_t bytes = p->kv.type != MR_DTYPE_I8 ? mr_lone_bytes<128, MR_LONE_SAME>()
-                           : p->kv.width == 64       ? mr_lone_bytes<64, MR_LONE_I8>()
-                                                     : mr_lone_bytes<128, MR_LONE_I8>();
+    const uint32_t bytes = p->kv.type != MR_DTYPE_I8
+                               ? mr_warp_split_bytes<128, MR_WARP_SPLIT_SAME>()
+                           : p->kv.width == 64 ? mr_warp_split_bytes<64, MR_WARP_SPLIT_I8>()
+                                               : mr_warp_split_bytes<128, MR_WARP_SPLIT_I8>();
     return mr_cuda_is_for_matrices(p->type, p->kv.type, size, p->kv.width) && size >= 8 &&
            (size & (size - 1)) == 0 && bytes <= context->properties.sharedMemPerBlockOptin;
 }
 
-int mr_cuda_attention_lone_run(mr_cuda_context *context, const mr_split_args *split)
+int mr_cuda_attention_warp_split_run(mr_cuda_context *context, const mr_split_args *split)
 {
-    mr_lone_args a = {};
+    mr_warp_split_args a = {};
     static_cast<mr_split_args &>(a) = *split;
-    a.chunks = mr_ceil_div(a.share, MR_LONE_HEADS);
+    a.chunks = mr_ceil_div(a.share, MR_WARP_SPLIT_HEADS);
     if (a.p.type == MR_DTYPE_F16) {
         return a.p.kv.width == 64 ? choose<__half, 64>(context, a)
                                   : choose<__half, 128>(context, a);

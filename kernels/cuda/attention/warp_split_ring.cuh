@@ -1,33 +1,33 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* Split attention, every warp for itself (lone.cu): the pieces of work that a warp goes through,
- * and the ring of stages that it copies their keys and values into. */
-#ifndef MILLRACE_KERNELS_CUDA_ATTENTION_LONE_RING_CUH
-#define MILLRACE_KERNELS_CUDA_ATTENTION_LONE_RING_CUH
+/* Split attention, every warp for itself (warp_split.cu): the pieces of work that a warp goes
+ * through, and the ring of stages that it copies their keys and values into. */
+#ifndef MILLRACE_KERNELS_CUDA_ATTENTION_WARP_SPLIT_RING_CUH
+#define MILLRACE_KERNELS_CUDA_ATTENTION_WARP_SPLIT_RING_CUH
 
 #include "kernels/cuda/attention/split.cuh"
 #include "kernels/cuda/device/mma.cuh"
 
-#define MR_LONE_HEADS 8u /* of a piece: columns of a product */
-#define MR_LONE_TILE  4096u
+#define MR_WARP_SPLIT_HEADS 8u /* of a piece: columns of a product */
+#define MR_WARP_SPLIT_TILE  4096u
 
-struct mr_lone_args : mr_split_args {
+struct mr_warp_split_args : mr_split_args {
     uint32_t piece16;  /* units of 16 bytes of one head in one block, */
     uint32_t scales16; /* and of the scales before its elements */
     uint32_t blocks;   /* of the launch that computes */
 };
 
 /* How keys and values are stored. */
-enum mr_lone_kv { MR_LONE_SAME, MR_LONE_E4M3, MR_LONE_I8 };
+enum mr_warp_split_kv { MR_WARP_SPLIT_SAME, MR_WARP_SPLIT_E4M3, MR_WARP_SPLIT_I8 };
 
 /* What lies where in a stage: keys, values, and the scales of both. Rows of 128 bytes and more lie
  * in eights, swizzled by 128 bytes; shorter ones two a line. */
-template <int D, mr_lone_kv KV> struct mr_lone_stage {
-    static constexpr uint32_t ROW = D * (KV == MR_LONE_SAME ? 2 : 1); /* bytes */
-    static constexpr uint32_t KEYS = MR_LONE_TILE / ROW;              /* a multiple of 16 */
-    static constexpr uint32_t VALUES = MR_LONE_TILE;
-    static constexpr uint32_t KEY_SCALES = 2 * MR_LONE_TILE;
+template <int D, mr_warp_split_kv KV> struct mr_warp_split_stage {
+    static constexpr uint32_t ROW = D * (KV == MR_WARP_SPLIT_SAME ? 2 : 1); /* bytes */
+    static constexpr uint32_t KEYS = MR_WARP_SPLIT_TILE / ROW;              /* a multiple of 16 */
+    static constexpr uint32_t VALUES = MR_WARP_SPLIT_TILE;
+    static constexpr uint32_t KEY_SCALES = 2 * MR_WARP_SPLIT_TILE;
     static constexpr uint32_t VALUE_SCALES = KEY_SCALES + KEYS * 4;
-    static constexpr uint32_t BYTES = KEY_SCALES + (KV == MR_LONE_I8 ? KEYS * 8 : 0);
+    static constexpr uint32_t BYTES = KEY_SCALES + (KV == MR_WARP_SPLIT_I8 ? KEYS * 8 : 0);
     static_assert(BYTES % 128 == 0, "every stage begins in the first bank");
 
     /* Byte offset of chunk c (16 bytes) of row r: eight rows of one chunk lie in all banks. */
@@ -47,7 +47,7 @@ template <int D, mr_lone_kv KV> struct mr_lone_stage {
 
 /* ---- pieces ---- */
 
-struct mr_lone_piece {
+struct mr_warp_split_piece {
     uint32_t index; /* of the item */
     uint32_t token;
     uint32_t g;     /* key/value head */
@@ -60,28 +60,28 @@ struct mr_lone_piece {
     const uint32_t *table; /* of the token's blocks */
 };
 
-__device__ static inline uint32_t mr_lone_items(const mr_lone_args &a)
+__device__ static inline uint32_t mr_warp_split_items(const mr_warp_split_args &a)
 {
     return a.p.count > 0 ? a.p.count : a.header->n_items;
 }
 
 /* Goes through a warp's pieces: the blocks take turns, then the warps of each. Or a block is a team
  * that has one piece, of which a warp has every fourth part of a split. */
-struct mr_lone_cursor {
+struct mr_warp_split_cursor {
     uint32_t index; /* of the item, from 0 */
     uint32_t rest;  /* of its pieces */
     uint32_t n_items;
     bool team;
 
-    __device__ mr_lone_cursor(const mr_lone_args &a, bool is_team)
+    __device__ mr_warp_split_cursor(const mr_warp_split_args &a, bool is_team)
     {
-        n_items = mr_lone_items(a);
+        n_items = mr_warp_split_items(a);
         team = is_team;
         index = 0;
         rest = 0;
         move(a, blockIdx.x + (team ? 0 : gridDim.x * (threadIdx.x / 32)));
     }
-    __device__ void advance(const mr_lone_args &a)
+    __device__ void advance(const mr_warp_split_args &a)
     {
         if (team) {
             index = n_items;
@@ -91,7 +91,7 @@ struct mr_lone_cursor {
     }
     /* The piece here, or the next one that the layer's window reaches; false at the end. A warp of
      * a team may have no keys of it. */
-    __device__ bool find(const mr_lone_args &a, mr_lone_piece &piece)
+    __device__ bool find(const mr_warp_split_args &a, mr_warp_split_piece &piece)
     {
         for (; index < n_items; advance(a)) {
             const mr_cuda_item item = a.items[a.p.first + index];
@@ -103,8 +103,8 @@ struct mr_lone_cursor {
             piece.index = a.p.first + index;
             piece.token = item.token;
             piece.g = rest / a.chunks;
-            piece.head = piece.g * a.share + chunk * MR_LONE_HEADS;
-            piece.heads = min(a.share - chunk * MR_LONE_HEADS, MR_LONE_HEADS);
+            piece.head = piece.g * a.share + chunk * MR_WARP_SPLIT_HEADS;
+            piece.heads = min(a.share - chunk * MR_WARP_SPLIT_HEADS, MR_WARP_SPLIT_HEADS);
             piece.base = item.base + range.first_split;
             piece.splits = range.splits;
             piece.begin = range.begin;
@@ -123,7 +123,7 @@ struct mr_lone_cursor {
     }
 
   private:
-    __device__ void move(const mr_lone_args &a, uint32_t by)
+    __device__ void move(const mr_warp_split_args &a, uint32_t by)
     {
         const uint32_t per_item = a.p.kv.heads * a.chunks;
         rest += by;
@@ -136,21 +136,21 @@ struct mr_lone_cursor {
 
 /* Brings a warp's stages, one after the other, through its pieces without a stop. Rows that do not
  * count are zeroes. */
-template <int D, mr_lone_kv KV> class mr_lone_loader
+template <int D, mr_warp_split_kv KV> class mr_warp_split_loader
 {
-    using stage = mr_lone_stage<D, KV>;
+    using stage = mr_warp_split_stage<D, KV>;
     static constexpr uint32_t CHUNKS = stage::ROW / 16;
     static constexpr uint32_t ROWS = 32 / CHUNKS; /* that the warp copies at a time */
     static constexpr uint32_t TIMES = stage::KEYS / ROWS;
 
-    mr_lone_cursor cursor;
-    mr_lone_piece piece;
+    mr_warp_split_cursor cursor;
+    mr_warp_split_piece piece;
     uint32_t key; /* the next stage's first */
     uint32_t of;  /* number of the piece of its block; the lanes have those that follow it */
     bool more;
 
     /* The table is asked a stage ahead, so that none waits for it. */
-    __device__ void find_blocks(const mr_lone_args &a)
+    __device__ void find_blocks(const mr_warp_split_args &a)
     {
         const uint32_t lane = threadIdx.x % 32;
         const uint32_t first = key + (lane << a.shift);
@@ -159,7 +159,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             of = piece.table[first >> a.shift] * a.p.kv.heads + piece.g;
         }
     }
-    __device__ void look(const mr_lone_args &a)
+    __device__ void look(const mr_warp_split_args &a)
     {
         more = cursor.find(a, piece) && piece.begin < piece.end;
         key = piece.begin / stage::KEYS * stage::KEYS;
@@ -176,7 +176,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
         mr_copy16(place, keys, there);
         mr_copy16(place + stage::VALUES, values, there);
     }
-    template <bool WHOLE> __device__ void copy(const mr_lone_args &a, uint32_t to) const
+    template <bool WHOLE> __device__ void copy(const mr_warp_split_args &a, uint32_t to) const
     {
         const uint8_t *keys = mr_at<const uint8_t>(a.p.kv.keys) + threadIdx.x % 32 * 16;
         const uint8_t *values = mr_at<const uint8_t>(a.p.kv.values) + threadIdx.x % 32 * 16;
@@ -201,7 +201,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             copy_rows<WHOLE>(keys + from, values + from, to, t);
         }
     }
-    __device__ void copy_scales(const mr_lone_args &a, uint32_t to) const
+    __device__ void copy_scales(const mr_warp_split_args &a, uint32_t to) const
     {
 #pragma unroll
         for (uint32_t r = threadIdx.x % 32; r < (stage::KEYS + 31) / 32 * 32; r += 32) {
@@ -218,13 +218,13 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
     }
 
   public:
-    __device__ mr_lone_loader(const mr_lone_args &a, bool team) : cursor(a, team)
+    __device__ mr_warp_split_loader(const mr_warp_split_args &a, bool team) : cursor(a, team)
     {
         look(a);
         find_blocks(a);
     }
     /* Asks for the next stage, if there is one: one group of copies in any case. */
-    __device__ void ask(const mr_lone_args &a, uint32_t to)
+    __device__ void ask(const mr_warp_split_args &a, uint32_t to)
     {
         if (more) {
             if (key >= piece.begin && key + stage::KEYS <= piece.end) {
@@ -232,7 +232,7 @@ template <int D, mr_lone_kv KV> class mr_lone_loader
             } else {
                 copy<false>(a, to);
             }
-            if (KV == MR_LONE_I8) {
+            if (KV == MR_WARP_SPLIT_I8) {
                 copy_scales(a, to);
             }
             key += stage::KEYS;
