@@ -21,12 +21,12 @@
 #define FAR_OVER (UINT64_C(16) << 20)
 /* For messages that are given up: so many of the largest, within bounds. As SETTINGS frames the
  * least costs a second of one thread, and what comes back in a second a thirteenth of one. */
-#define STOCK_MESSAGES UINT64_C(8)
-#define LEAST_STOCK    (UINT64_C(128) << 20)
-#define MOST_STOCK     (UINT64_C(512) << 20)
-#define STOCK_A_SECOND (UINT64_C(8) << 20)
+#define BUDGET_MESSAGES UINT64_C(8)
+#define LEAST_BUDGET    (UINT64_C(128) << 20)
+#define MOST_BUDGET     (UINT64_C(512) << 20)
+#define BUDGET_A_SECOND (UINT64_C(8) << 20)
 /* For messages that are coming: those of a proxy's many clients. It is there once: what was sent of
- * it for messages that never become whole comes out of the stock. */
+ * it for messages that never become whole comes out of the budget. */
 #define AHEAD (UINT64_C(512) << 20)
 /* Beyond this nothing is counted. */
 #define MOST_BYTES ((uint64_t)INT64_MAX / 16)
@@ -52,13 +52,13 @@ void mr_connection_account_init(mr_connection_account *account, uint64_t message
                                 uint64_t header_bytes)
 {
     const uint64_t whole = on_the_line(message_bytes);
-    const uint64_t some = larger(STOCK_MESSAGES * whole, LEAST_STOCK);
-    const uint64_t most = larger(whole, mr_min_u64(some, MOST_STOCK));
+    const uint64_t some = larger(BUDGET_MESSAGES * whole, LEAST_BUDGET);
+    const uint64_t most = larger(whole, mr_min_u64(some, MOST_BUDGET));
     *account = (mr_connection_account){.whole = whole,
                                        .call = larger(on_the_line(header_bytes), CALL_CREDIT),
                                        .most_ahead = larger(whole, AHEAD),
-                                       .stock_most = most,
-                                       .stock = most,
+                                       .budget_most = most,
+                                       .budget = most,
                                        .credit = BASE_CREDIT};
 }
 
@@ -75,7 +75,7 @@ void mr_connection_account_await(mr_connection_account *account)
 void mr_connection_account_refuse(mr_connection_account *account, uint64_t most_bytes)
 {
     const uint64_t more = mr_min_u64(most_bytes, account->whole);
-    account->given_up = mr_min_u64(account->given_up + more, account->stock_most);
+    account->given_up = mr_min_u64(account->given_up + more, account->budget_most);
 }
 
 void mr_connection_account_give_up(mr_connection_account *account)
@@ -112,7 +112,7 @@ void mr_connection_account_whole(mr_connection_account *account, uint64_t bytes,
     const uint64_t debt = debt_of(account);
     const uint64_t earned = on_the_line(bytes);
     earn(account, earned);
-    account->stock = mr_min_u64(account->stock + mr_min_u64(earned, debt), account->stock_most);
+    account->budget = mr_min_u64(account->budget + mr_min_u64(earned, debt), account->budget_most);
 }
 
 void mr_connection_account_answer(mr_connection_account *account)
@@ -125,10 +125,10 @@ static void refill(mr_connection_account *account, uint64_t now_ns)
     if (account->looked_ns != 0 && now_ns > account->looked_ns) {
         const uint64_t ms = mr_min_u64((now_ns - account->looked_ns) / MR_NS_PER_MS, 1000);
         earn(account, ms * PINGS_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS));
-        const uint64_t most_ns = (account->stock_most / STOCK_A_SECOND + 1) * MR_NS_PER_S;
+        const uint64_t most_ns = (account->budget_most / BUDGET_A_SECOND + 1) * MR_NS_PER_S;
         const uint64_t ns = mr_min_u64(now_ns - account->looked_ns, most_ns);
-        const uint64_t more = ns / MR_NS_PER_MS * STOCK_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS);
-        account->stock = mr_min_u64(account->stock + more, account->stock_most);
+        const uint64_t more = ns / MR_NS_PER_MS * BUDGET_A_SECOND / (MR_NS_PER_S / MR_NS_PER_MS);
+        account->budget = mr_min_u64(account->budget + more, account->budget_most);
     }
     account->looked_ns = now_ns;
 }
@@ -138,10 +138,10 @@ static void pay_given_up(mr_connection_account *account, uint64_t coming)
 {
     const uint64_t debt = debt_of(account);
     const uint64_t owed = debt > coming ? debt - coming : 0;
-    const uint64_t paid = mr_min_u64(owed, mr_min_u64(account->given_up, account->stock));
+    const uint64_t paid = mr_min_u64(owed, mr_min_u64(account->given_up, account->budget));
     account->credit += (int64_t)paid;
     account->given_up -= paid;
-    account->stock -= paid;
+    account->budget -= paid;
 }
 
 bool mr_connection_account_look(mr_connection_account *account, uint64_t sent_bytes,
@@ -167,5 +167,5 @@ bool mr_connection_account_look(mr_connection_account *account, uint64_t sent_by
 
 uint64_t mr_connection_account_unearned(const mr_connection_account *account)
 {
-    return account->stock_most - account->stock + debt_of(account);
+    return account->budget_most - account->budget + debt_of(account);
 }

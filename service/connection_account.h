@@ -5,9 +5,9 @@
  * It has a little from the start, and earns more by calls, by messages that came whole and by those
  * that we sent. gRPC shows no message before it is whole, so those that are coming are sent in
  * advance, many at a time where a proxy sends for many clients: the whole ones pay for themselves,
- * and what was sent for the others, once they are given up or refused, comes out of a stock that is
- * the same for all of them together and grows again slowly. What is sent beyond all that belongs to
- * nothing: floods of frames that gRPC takes without end.
+ * and what was sent for the others, once they are given up or refused, comes out of a budget that
+ * is the same for all of them together and grows again slowly. What is sent beyond all that belongs
+ * to nothing: floods of frames that gRPC takes without end.
  */
 #ifndef MILLRACE_SERVICE_CONNECTION_ACCOUNT_H
 #define MILLRACE_SERVICE_CONNECTION_ACCOUNT_H
@@ -16,17 +16,17 @@
 #include <stdint.h>
 
 typedef struct mr_connection_account {
-    uint64_t whole;      /* bytes on the line of the largest message */
-    uint64_t call;       /* of a call's headers and trailers */
-    uint64_t most_ahead; /* bytes that may be sent for messages that are coming */
-    uint64_t stock_most; /* bytes: `stock` of a new connection */
-    uint64_t stock;      /* that may be sent for messages that never become whole */
-    uint64_t looked_ns;  /* 0: never; what the stock grows from */
-    int64_t credit;      /* earned and not yet sent; negative: sent and not yet earned */
-    uint64_t seen_bytes; /* sent so far */
-    uint64_t given_up;   /* bytes that may have been sent, or come yet, for messages given up */
-    uint32_t receiving;  /* messages that are coming */
-    uint32_t over;       /* looks in a row at which too much was sent */
+    uint64_t whole;       /* bytes on the line of the largest message */
+    uint64_t call;        /* of a call's headers and trailers */
+    uint64_t most_ahead;  /* bytes that may be sent for messages that are coming */
+    uint64_t budget_most; /* bytes: `budget` of a new connection */
+    uint64_t budget;      /* that may be sent for messages that never become whole */
+    uint64_t looked_ns;   /* 0: never; what the budget grows from */
+    int64_t credit;       /* earned and not yet sent; negative: sent and not yet earned */
+    uint64_t seen_bytes;  /* sent so far */
+    uint64_t given_up;    /* bytes that may have been sent, or come yet, for messages given up */
+    uint32_t receiving;   /* messages that are coming */
+    uint32_t over;        /* looks in a row at which too much was sent */
 } mr_connection_account;
 
 /* `message_bytes`: of the largest message; `header_bytes`: of a call's metadata, at most. */

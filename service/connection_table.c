@@ -261,7 +261,8 @@ void mr_connection_table_gone(mr_connection_table *table, const mr_connection *c
     }
     record->callless += made_calls ? 0 : 1;
     record->unearned += unearned;
-    if (record->callless > CALLLESS_MOST || record->unearned > 2 * connection->account.stock_most) {
+    if (record->callless > CALLLESS_MOST ||
+        record->unearned > 2 * connection->account.budget_most) {
         record->callless = 0;
         record->unearned = 0;
         record->until_ns = now_ns + table->limits.penalty_ns;

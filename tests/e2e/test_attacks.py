@@ -96,7 +96,7 @@ def test_floods_of_frames_end_the_connection(guarded, attack):
 
 
 def test_floods_between_calls_that_bring_nothing_end_the_connection(millrace_bin, model_path):
-    """Only what came whole earns anything, and of what was given up there is a bounded stock."""
+    """Only what came whole earns anything, and of what was given up there is a bounded budget."""
     with Server(millrace_bin, model_path, "max_seq_length=1024", "limits.penalty_ms=0") as server:
         most = 1 << 30  # found out after 144 MiB, and 8 more a second
         assert attacks.flood_between_calls(server.address, most) < most

@@ -16,8 +16,8 @@
 #define WHOLE   (1125 * KIB)
 /* For messages given up: eight whole ones of 16 MiB, at least 128 MiB, at most 512. For those that
  * are coming: 512 MiB. */
-#define STOCK (144 * MIB)
-#define AHEAD (512 * MIB)
+#define BUDGET (144 * MIB)
+#define AHEAD  (512 * MIB)
 
 static mr_connection_account create(uint64_t message_bytes)
 {
@@ -93,8 +93,8 @@ static void test_account_messages_that_never_came_earn_nothing(void **state)
         mr_connection_account_await(&account);
         mr_connection_account_give_up(&account);
     }
-    /* All of them together: the stock, which many whole messages would exceed. */
-    sent += STOCK;
+    /* All of them together: the budget, which many whole messages would exceed. */
+    sent += BUDGET;
     assert_false(floods(&account, sent));
     assert_true(floods(&account, sent + 1));
 }
@@ -114,16 +114,16 @@ static void test_account_messages_that_do_not_come_share_what_is_ahead(void **st
     mr_connection_account_await(&account);
     assert_false(floods(&account, 256 * KIB + 720 * MIB));
     assert_true(floods(&account, 256 * KIB + 720 * MIB + 1));
-    /* Given up, all of it comes out of the stock. */
+    /* Given up, all of it comes out of the budget. */
     account = create(16 * MIB);
     for (int i = 0; i < 1000; i++) {
         mr_connection_account_await(&account);
     }
-    assert_false(floods(&account, 256 * KIB + STOCK + 1));
+    assert_false(floods(&account, 256 * KIB + BUDGET + 1));
     for (int i = 0; i < 1000; i++) {
         mr_connection_account_give_up(&account);
     }
-    assert_true(floods(&account, 256 * KIB + STOCK + 1));
+    assert_true(floods(&account, 256 * KIB + BUDGET + 1));
 }
 
 /* As a proxy sends for many clients at a time. */
@@ -206,12 +206,12 @@ static void test_account_stock_grows_by_time_and_by_what_comes(void **state)
         mr_connection_account_await(&account);
         mr_connection_account_give_up(&account);
     }
-    uint64_t sent = 256 * KIB + STOCK;
+    uint64_t sent = 256 * KIB + BUDGET;
     mr_connection_account_give_up(&account);
     assert_false(floods(&account, sent));
-    assert_int_equal(mr_connection_account_unearned(&account), STOCK);
+    assert_int_equal(mr_connection_account_unearned(&account), BUDGET);
     (void)mr_connection_account_look(&account, sent, 11 * S);
-    assert_int_equal(mr_connection_account_unearned(&account), STOCK - 80 * MIB);
+    assert_int_equal(mr_connection_account_unearned(&account), BUDGET - 80 * MIB);
     (void)mr_connection_account_look(&account, sent, 100 * S);
     assert_int_equal(mr_connection_account_unearned(&account), 0);
 

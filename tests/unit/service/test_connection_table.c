@@ -324,7 +324,7 @@ static void test_connection_table_punishes_networks_of_ipv6(void **state)
     mr_connection_table_destroy(table);
 }
 
-/* Who always leaves just before it is found out: two stocks, 256 MiB here, that became no message
+/* Who always leaves just before it is found out: two budgets, 256 MiB here, that became no message
  * in ten seconds, by as many connections as it likes. */
 static void test_connection_table_punishes_what_many_sent_for_nothing(void **state)
 {
