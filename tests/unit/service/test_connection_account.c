@@ -197,7 +197,7 @@ static void test_account_uploads_that_are_given_up_are_no_flood(void **state)
 }
 
 /* 8 MiB a second come back, and what came whole. */
-static void test_account_stock_grows_by_time_and_by_what_comes(void **state)
+static void test_account_budget_grows_by_time_and_by_what_comes(void **state)
 {
     (void)state;
     mr_connection_account account = create(16 * MIB);
@@ -277,7 +277,7 @@ int main(void)
         cmocka_unit_test(test_account_messages_of_refused_calls_are_no_flood),
         cmocka_unit_test(test_account_lets_idle_connections_ping_for_ever),
         cmocka_unit_test(test_account_uploads_that_are_given_up_are_no_flood),
-        cmocka_unit_test(test_account_stock_grows_by_time_and_by_what_comes),
+        cmocka_unit_test(test_account_budget_grows_by_time_and_by_what_comes),
         cmocka_unit_test(test_account_pays_for_no_more_than_was_sent),
         cmocka_unit_test(test_account_caps_credit),
         cmocka_unit_test(test_account_far_over_is_over_at_once),
