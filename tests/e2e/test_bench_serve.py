@@ -2,18 +2,17 @@
 """`millrace bench serve` against a real server."""
 import concurrent.futures
 import json
-import subprocess
 
 import grpc
 import pytest
 
-from serving import CALL_S, Server
+import commands
+from serving import Server
 from stubs import pb, pb_grpc
 
 
 def bench(binary, address, *options, code=0):
-    done = subprocess.run([binary, "bench", "serve", "--server", address, *options], capture_output=True, text=True,
-                          timeout=CALL_S, check=False)
+    done = commands.run(binary, "bench", "serve", "--server", address, *options)
     assert done.returncode == code, (done.returncode, done.stderr)
     return done
 

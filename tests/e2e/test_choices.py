@@ -2,12 +2,12 @@
 """Several choices, beam search, logit bias, logprobs of prompts."""
 import json
 import math
-import subprocess
 
 import grpc
 import pytest
 
-from serving import CALL_S, Server, choices, failure, generate, greedy, request, unary
+import commands
+from serving import Server, choices, failure, generate, greedy, request, unary
 from stubs import pb
 
 PROMPT = "The river ran"
@@ -56,9 +56,9 @@ def test_beam_search_is_that_of_the_command_line(millrace_bin, model_path, stub)
     for choice, total in zip(found, totals):
         assert math.fsum(token.logprob for token in choice.tokens) == pytest.approx(total, abs=1e-3)
     line = {"prompt": PROMPT, "max_tokens": 24, "ignore_eos": True, "beam_width": 4, "n": 3, "length_penalty": 0.5}
-    done = subprocess.run([millrace_bin, "generate", "--model", model_path, "--set", "max_seq_length=1024", "--jsonl"],
-                          input=json.dumps(line), capture_output=True, text=True, timeout=CALL_S, check=True)
-    rows = [json.loads(row) for row in done.stdout.splitlines()]
+    done = commands.output(millrace_bin, "generate", "--model", model_path, "--set", "max_seq_length=1024", "--jsonl",
+                           stdin=json.dumps(line))
+    rows = [json.loads(row) for row in done.splitlines()]
     assert [row["index"] for row in rows] == [0, 1, 2]
     assert [row["token_ids"] for row in rows] == [choice.ids for choice in found]
     assert [row["text"] for row in rows] == [choice.text for choice in found]
@@ -110,10 +110,9 @@ def test_prompt_logprobs_are_those_of_score(millrace_bin, model_path, stub, tmp_
     assert not any(token.HasField("logprob") for token in answer.tokens)
     path = tmp_path / "ids.json"
     path.write_text(json.dumps({"ids": [token.id for token in prompt]}))
-    done = subprocess.run([millrace_bin, "score", "--model", model_path, "--ids", path, "--json"],
-                          capture_output=True, text=True, timeout=CALL_S, check=True)
+    done = commands.output(millrace_bin, "score", "--model", model_path, "--ids", path, "--json")
     mean = -math.fsum(token.logprob for token in prompt[1:]) / (len(prompt) - 1)
-    assert mean == pytest.approx(json.loads(done.stdout)["mean_nll"], abs=1e-4)
+    assert mean == pytest.approx(json.loads(done)["mean_nll"], abs=1e-4)
 
 
 def test_long_prompt_with_logprobs_comes_in_parts_G2(millrace_bin, model_path):

@@ -7,6 +7,8 @@ import subprocess
 
 import pytest
 
+import commands
+
 REPOSITORY = pathlib.Path(__file__).resolve().parents[2]
 COMMANDS = ["serve", "generate", "tokenize", "score", "inspect", "config", "bench offline", "bench serve"]
 
@@ -14,7 +16,7 @@ COMMANDS = ["serve", "generate", "tokenize", "score", "inspect", "config", "benc
 @pytest.fixture(scope="module")
 def run(millrace_bin):
     def say(*words):
-        return subprocess.run([millrace_bin, *words], capture_output=True, text=True, timeout=60, check=True).stdout
+        return commands.output(millrace_bin, *words)
     return say
 
 
@@ -47,7 +49,7 @@ def test_main_help_lists_every_command(run, millrace_bin):
     text = run("--help")
     assert text == run("help")
     assert all(re.search(rf"^  {command.split()[0]} ", text, re.MULTILINE) for command in COMMANDS)
-    assert subprocess.run([millrace_bin], capture_output=True, timeout=60, check=False).returncode == 2
+    assert commands.run(millrace_bin).returncode == 2
 
 
 def test_manual_page_has_every_command_option_and_setting(run, options):
@@ -100,7 +102,7 @@ def test_zsh_completion(run, options):
 
 
 def test_completion_of_another_shell(millrace_bin):
-    done = subprocess.run([millrace_bin, "completion", "fish"], capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(millrace_bin, "completion", "fish")
     assert done.returncode == 2 and "fish" in done.stderr and "zsh" in done.stderr
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """HTTP/2 pings, and how calls end on the wire."""
 import struct
-import subprocess
 import threading
 import time
 
@@ -9,6 +8,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import commands
 from http2 import ACK, ENHANCE_YOUR_CALM, GOAWAY, HEADERS, PING, SETTINGS, Connection, frame
 from serving import CALL_S, Server, generate, greedy
 from stubs import pb, pb_grpc
@@ -127,8 +127,7 @@ def test_server_pings_silent_calls_and_drops_peers_that_do_not_answer_G1(millrac
     ("keepalive.permit_without_calls=1", "true|false"),
     ("keepalive.min_ping_interval=5", "did you mean keepalive.min_ping_interval_ms?")])
 def test_keepalive_slips_end_the_start_G1(millrace_bin, model_path, setting, says):
-    run = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--set", setting],
-                         capture_output=True, text=True, timeout=60, check=False)
+    run = commands.run(millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--set", setting)
     assert run.returncode == 2 and setting.split("=")[0] in run.stderr and says in run.stderr
     assert "listening on" not in run.stdout
 

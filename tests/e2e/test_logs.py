@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a server logs: one line a request, whatever its end, and nothing of what was asked."""
 import json
-import subprocess
 
 import grpc
 import pytest
 
+import commands
 from serving import CALL_S, Server, failure, generate, greedy
 
 SECRET = "The password of the river is xyzzy"
@@ -59,8 +59,8 @@ def test_no_user_text(lines):
 
 
 def test_level(millrace_bin, model_path):
-    done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--set",
-                           "log.level=loud"], capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--set",
+                        "log.level=loud")
     assert done.returncode == 2 and "debug|info|warn|error" in done.stderr
     with Server(millrace_bin, model_path, "max_seq_length=256", "log.level=error") as server:
         generate(server.stub, greedy(1, text="a"))

@@ -1,13 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """/metrics, /livez and /readyz."""
 import re
-import subprocess
 import threading
 import time
 
 import grpc
 import pytest
 
+import commands
 from metrics import Scrape, get
 from serving import CALL_S, Server, failure, generate, greedy, request
 from stubs import pb
@@ -294,7 +294,7 @@ def test_other_paths_and_methods(measured):
 
 
 def test_a_metrics_address_in_use_ends_the_start(measured, millrace_bin, model_path):
-    run = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0",
-                          "--metrics-listen", measured.metrics], capture_output=True, text=True, timeout=60, check=False)
+    run = commands.run(millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--metrics-listen",
+                       measured.metrics)
     assert run.returncode == 1 and measured.metrics in run.stderr and "--metrics-listen" in run.stderr
     assert "listening on" not in run.stdout

@@ -3,7 +3,6 @@
 import concurrent.futures
 import random
 import re
-import subprocess
 import threading
 import time
 
@@ -11,6 +10,7 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import commands
 from metrics import Scrape
 from serving import CALL_S, Server, check_retry, failure, generate, greedy
 from stubs import pb, pb_grpc
@@ -261,24 +261,21 @@ def test_sigterm_cuts_off_streams_that_do_not_end_H3(millrace_bin, model_path):
 
 
 def test_port_in_use(server, millrace_bin, model_path):
-    done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", server.address],
-                          capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(millrace_bin, "serve", "--model", model_path, "--listen", server.address)
     assert done.returncode == 1
     assert server.address in done.stderr and "in use" in done.stderr
 
 
 def test_address_that_is_none(millrace_bin, model_path):
-    done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "nonsense"],
-                          capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(millrace_bin, "serve", "--model", model_path, "--listen", "nonsense")
     assert done.returncode == 2 and "HOST:PORT" in done.stderr
 
 
 def test_client_of_the_command_line(server, millrace_bin):
-    done = subprocess.run([millrace_bin, "generate", "--server", server.address, "--temperature", "0",
-                           "--max-tokens", "8", PROMPT], capture_output=True, text=True, timeout=CALL_S, check=False)
+    done = commands.run(millrace_bin, "generate", "--server", server.address, "--temperature", "0", "--max-tokens",
+                        "8", PROMPT)
     assert done.returncode == 0, done.stderr
     answer = generate(server.stub, greedy(8, text=PROMPT))
     assert answer.text.strip() in done.stdout
-    nobody = subprocess.run([millrace_bin, "generate", "--server", "127.0.0.1:1", PROMPT], capture_output=True,
-                            text=True, timeout=CALL_S, check=False)
+    nobody = commands.run(millrace_bin, "generate", "--server", "127.0.0.1:1", PROMPT)
     assert nobody.returncode == 1 and "127.0.0.1:1" in nobody.stderr

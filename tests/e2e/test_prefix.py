@@ -3,13 +3,13 @@
 import json
 import random
 import re
-import subprocess
 import threading
 import time
 
 import grpc
 import pytest
 
+import commands
 from keys import KeyServer, bearer, digest
 from metrics import Scrape
 from serving import CALL_S, Answer, Server, choices, failure, generate, greedy, request, unary
@@ -240,19 +240,17 @@ def test_off_means_off_Q6(uncached, millrace_bin, model_path):
     assert load_of(uncached).kv_blocks_cached == 0
     error = failure(pb_grpc.AdminServiceStub(uncached.channel).ResetPrefixCache, pb.ResetPrefixCacheRequest())
     assert error.code() == grpc.StatusCode.FAILED_PRECONDITION and "enable_prefix_caching" in error.details()
-    done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--set",
-                           "enable_prefix_caching=false", "--set", "cache_scope=shared"],
-                          capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--set",
+                        "enable_prefix_caching=false", "--set", "cache_scope=shared")
     assert done.returncode != 0 and "cannot act" in done.stderr
 
 
 def test_jsonl_rows_tell_what_was_cached_X2(millrace_bin, model_path):
     rows = [{"id": number, "prompt": LONG[:400], "max_tokens": 6, "temperature": 0, "logprobs": 1, "cache_salt": salt}
             for number, salt in enumerate(("", "", "a", "a"))]
-    done = subprocess.run([millrace_bin, "generate", "--model", model_path, "--jsonl", "--set", "max_batch_size=1",
-                           "--set", "max_seq_length=512"], input="".join(json.dumps(row) + "\n" for row in rows),
-                          capture_output=True, text=True, timeout=300, check=True)
-    results = [json.loads(line) for line in done.stdout.splitlines()]
+    done = commands.output(millrace_bin, "generate", "--model", model_path, "--jsonl", "--set", "max_batch_size=1",
+                           "--set", "max_seq_length=512", stdin="".join(json.dumps(row) + "\n" for row in rows))
+    results = [json.loads(line) for line in done.splitlines()]
     assert [result["cached_tokens"] > 0 for result in results] == [False, True, False, True]
     assert all(result["token_ids"] == results[0]["token_ids"] for result in results)
     assert all(result["logprobs"] == results[0]["logprobs"] for result in results)

@@ -14,6 +14,7 @@ from cryptography import x509
 from grpc._cython import cygrpc
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+import commands
 from certificates import Authority, Folder, TlsServer, credentials
 from metrics import Scrape
 from serving import CALL_S, failure, generate, greedy
@@ -275,7 +276,7 @@ def assert_no_start(millrace_bin, model_path, settings, code, says):
     command = [millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0"]
     for setting in settings:
         command += ["--set", setting]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(*command)
     assert done.returncode == code and done.stdout == "", done.stderr
     last = done.stderr.strip().splitlines()[-1]
     assert last.startswith("millrace: ") and all(word in last for word in says), last
@@ -394,7 +395,7 @@ def test_the_health_listener_stays_plaintext_G6(millrace_bin, model_path, author
 
 
 def test_the_health_listener_needs_a_port_of_its_own(server, millrace_bin, model_path):
-    done = subprocess.run([millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--health-listen",
-                           server.address], capture_output=True, text=True, timeout=60, check=False)
+    done = commands.run(millrace_bin, "serve", "--model", model_path, "--listen", "127.0.0.1:0", "--health-listen",
+                        server.address)
     assert done.returncode == 1
     assert "--health-listen" in done.stderr and server.address in done.stderr and "in use" in done.stderr
