@@ -62,9 +62,8 @@ size_t scene_piece_bytes(const scene_shape *s);
 uint32_t scene_heads(const scene *c);
 /* One launch, as graphs have it (`most` 0), or launches of whole tokens of about `most` items,
  * whose output goes into `out`, [tokens][H · D]. Fails unless the counters are zero afterwards, and
- * where something was written behind an array. False: the GPU is emulated and does not take the
- * shape. */
-bool scene_run(gpu_bench *b, scene *c, uint32_t most, uint8_t *out, const char *what);
+ * where something was written behind an array. */
+void scene_run(gpu_bench *b, scene *c, uint32_t most, uint8_t *out, const char *what);
 /* Fails where an element is further from the sums in double than rounding explains. */
 void scene_compare(scene *c, const uint8_t *out, const char *what);
 /* Element `index` of an array of F32, F16 or BF16. */

@@ -422,7 +422,7 @@ static void test_models_of_codes(void **state)
     check_model(&dims, MR_DTYPE_BF16, MR_DTYPE_I8);
 }
 
-int main(void)
+int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_products_of_codes),
@@ -431,5 +431,6 @@ int main(void)
         cmocka_unit_test(test_makers_of_rows_round_them),
         cmocka_unit_test(test_models_of_codes),
     };
+    cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

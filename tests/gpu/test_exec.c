@@ -14,16 +14,32 @@
 
 #include <cmocka.h>
 
-enum { LENGTH = 301, VOCAB = 96 };
+enum { VOCAB = 96, MOST_LENGTH = 301, LEAST_LENGTH = 24, FEW_WAYS = 3 };
 
-static const tiny_schedule ways[] = {
-    {.prefill = LENGTH, .chunk = LENGTH}, /* one prompt */
-    {.prefill = 20, .chunk = 7},          /* then decoding, past two splits */
-    {.prefill = 290, .chunk = 130, .neighbours = 2},
+/* Tokens of a sequence. MILLRACE_TEST_LENGTH makes it shorter, and leaves the first few ways only:
+ * for a GPU that is emulated. */
+static uint32_t length = MOST_LENGTH;
+
+static tiny_schedule ways[] = {
+    {.prefill = MOST_LENGTH, .chunk = MOST_LENGTH},  /* one prompt */
+    {.prefill = 20, .chunk = 7},                     /* then decoding, past two splits */
     {.prefill = 280, .chunk = 140, .neighbours = 3}, /* 4 rows of decoding */
+    {.prefill = 290, .chunk = 130, .neighbours = 2},
     {.prefill = 285, .chunk = 19, .neighbours = 11},
     {.prefill = 270, .chunk = 27, .neighbours = 36}, /* more rows than the kernel for few takes */
 };
+static size_t n_ways = sizeof(ways) / sizeof(ways[0]);
+
+static void shorten(uint32_t to)
+{
+    if (to >= LEAST_LENGTH && to < MOST_LENGTH) {
+        ways[0].prefill = to;
+        ways[0].chunk = to;
+        ways[2].prefill = to - 21;
+        n_ways = FEW_WAYS;
+        length = to;
+    }
+}
 
 typedef struct precision {
     mr_dtype compute;
@@ -53,10 +69,10 @@ static void check(const tiny_dims *dims, const mr_exec_options *options, const c
         tiny_plan_create(&typed, &tiny);
         mr_backend *backend = gpu_backend(precisions[p].compute);
         mr_backend *reference = gpu_reference();
-        float *expected = tiny_logits(reference, &tiny, &on_cpu, LENGTH, ways[0]);
-        for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-            float *logits = tiny_logits(backend, &tiny, &on_gpu, LENGTH, ways[w]);
-            const double found = tiny_distance(logits, expected, LENGTH, VOCAB);
+        float *expected = tiny_logits(reference, &tiny, &on_cpu, length, ways[0]);
+        for (size_t w = 0; w < n_ways; w++) {
+            float *logits = tiny_logits(backend, &tiny, &on_gpu, length, ways[w]);
+            const double found = tiny_distance(logits, expected, length, VOCAB);
             double allowed = precisions[p].tolerance;
             if (on_gpu.kv_dtype != MR_DTYPE_F32 && allowed < 2e-2) {
                 allowed = on_gpu.kv_dtype == MR_DTYPE_F16 ? 6e-3 : 2e-2;
@@ -216,9 +232,9 @@ static void test_stored_types(void **state)
         tiny_plan_create(&dims, &tiny);
         mr_backend *backend = gpu_backend(MR_DTYPE_F32);
         mr_backend *reference = gpu_reference();
-        float *expected = tiny_logits(reference, &tiny, &options, LENGTH, ways[0]);
-        float *logits = tiny_logits(backend, &tiny, &options, LENGTH, ways[0]);
-        const double found = tiny_distance(logits, expected, LENGTH, VOCAB);
+        float *expected = tiny_logits(reference, &tiny, &options, length, ways[0]);
+        float *logits = tiny_logits(backend, &tiny, &options, length, ways[0]);
+        const double found = tiny_distance(logits, expected, length, VOCAB);
         if (!(found <= 2e-5)) {
             fail_msg("%s: relative error %g", mr_dtype_info_get(dtype)->name, found);
         }
@@ -241,10 +257,10 @@ static void test_two_runs_are_bit_equal_D4(void **state)
     tiny_plan tiny;
     tiny_plan_create(&dims, &tiny);
     mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
-    for (size_t w = 0; w < sizeof(ways) / sizeof(ways[0]); w++) {
-        float *first = tiny_logits(backend, &tiny, &options, LENGTH, ways[w]);
-        float *second = tiny_logits(backend, &tiny, &options, LENGTH, ways[w]);
-        assert_memory_equal(first, second, LENGTH * VOCAB * sizeof(float));
+    for (size_t w = 0; w < n_ways; w++) {
+        float *first = tiny_logits(backend, &tiny, &options, length, ways[w]);
+        float *second = tiny_logits(backend, &tiny, &options, length, ways[w]);
+        assert_memory_equal(first, second, (size_t)length * VOCAB * sizeof(float));
         free(first);
         free(second);
     }
@@ -341,11 +357,11 @@ static void test_few_neighbours_do_not_matter_D4(void **state)
         tiny_plan_create(&dims, &tiny);
         mr_backend *backend = gpu_backend(MR_DTYPE_BF16);
         const tiny_schedule alone = {.prefill = 1, .chunk = 1};
-        float *expected = tiny_logits(backend, &tiny, &options, LENGTH, alone);
+        float *expected = tiny_logits(backend, &tiny, &options, length, alone);
         for (uint32_t neighbours = 1; neighbours < 8; neighbours += 2) {
             const tiny_schedule among = {.prefill = 1, .chunk = 1, .neighbours = neighbours};
-            float *logits = tiny_logits(backend, &tiny, &options, LENGTH, among);
-            if (memcmp(logits, expected, LENGTH * VOCAB * sizeof(float)) != 0) {
+            float *logits = tiny_logits(backend, &tiny, &options, length, among);
+            if (memcmp(logits, expected, (size_t)length * VOCAB * sizeof(float)) != 0) {
                 fail_msg("%s: other bits among %u neighbours", layers_cases[i].what, neighbours);
             }
             free(logits);
@@ -430,6 +446,10 @@ int main(int argc, char **argv)
         cmocka_unit_test(test_block_copies),
         cmocka_unit_test(test_nan_is_seen),
     };
+    const char *shorter = getenv("MILLRACE_TEST_LENGTH");
+    if (shorter != NULL) {
+        shorten((uint32_t)strtoul(shorter, NULL, 10));
+    }
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -257,7 +257,7 @@ __device__ static inline void mr_run_item(const mr_split_args &a, uint32_t item,
 template <typename KV, int LANES, int S>
 __global__ static void __launch_bounds__(THREADS) mr_attention_split_kernel(mr_split_args a)
 {
-    extern __shared__ float shared[];
+    MR_DYNAMIC_SHARED(float, 16, shared);
     __shared__ uint32_t arrived;
     mr_let_next_come();
     mr_wait_for_previous();

@@ -330,7 +330,7 @@ __device__ static inline void mr_visit(const mr_tiles_args &a, uint32_t first, b
 template <typename T, int D, bool CAPPED, bool CODES>
 __global__ static void __launch_bounds__(THREADS, 2) mr_attention_tiles_kernel(mr_tiles_args a)
 {
-    extern __shared__ __align__(128) uint8_t staged[];
+    MR_DYNAMIC_SHARED(uint8_t, 128, staged);
     mr_let_next_come();
     mr_wait_for_previous();
     constexpr uint32_t STAGE = 2 * KEYS * D * 2;

@@ -267,7 +267,7 @@ __global__ static void __launch_bounds__(WARPS * 32, BLOCKS)
     mr_attention_warp_split_kernel(const __grid_constant__ mr_warp_split_args a)
 {
     using stage = mr_warp_split_stage<D, KV>;
-    extern __shared__ __align__(128) uint8_t shared[];
+    MR_DYNAMIC_SHARED(uint8_t, 128, shared);
     uint8_t *memory = shared + threadIdx.x / 32 * (STAGES * stage::BYTES);
     mr_let_next_come();
     mr_wait_for_previous();

@@ -375,7 +375,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
                                    const __grid_constant__ mr_warpgroup_maps maps)
 {
 #if MR_HAS_WGMMA
-    extern __shared__ __align__(1024) uint8_t memory[];
+    MR_DYNAMIC_SHARED(uint8_t, 1024, memory);
     const uint32_t shared = static_cast<uint32_t>(__cvta_generic_to_shared(memory));
     mr_let_next_come();
     if (threadIdx.x == 0) {

@@ -127,7 +127,7 @@ __global__ static void __launch_bounds__(THREADS, 1)
     mr_decode_kernel(const __grid_constant__ mr_decode_args a)
 {
 #if __CUDA_ARCH__ >= 900
-    extern __shared__ __align__(128) uint8_t shared[];
+    MR_DYNAMIC_SHARED(uint8_t, 128, shared);
     __shared__ uint32_t arrived;
     mr_decode_state st;
     st.act = shared;

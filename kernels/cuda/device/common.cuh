@@ -11,6 +11,13 @@
 #include <cuda_runtime.h>
 #include <math_constants.h>
 
+/* A kernel's shared memory, of which the launch says how much there is. */
+#ifndef MR_DYNAMIC_SHARED
+#define MR_DYNAMIC_SHARED(type, alignment, name)                                                   \
+    extern __shared__ __align__(alignment)                                                         \
+    type name[]
+#endif
+
 /* Scores are kept in powers of two. */
 #define MR_LOG2E 1.4426950408889634f
 

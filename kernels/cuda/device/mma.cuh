@@ -4,6 +4,7 @@
 #define MILLRACE_KERNELS_CUDA_DEVICE_MMA_CUH
 
 #include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/device/swizzle.cuh"
 
 /* c[16 × 8] += a[16 × 16] · b[16 × 8], float32 sums; thread t of quad g has rows g and g + 8. */
 template <typename T> struct mr_matrix;
@@ -37,12 +38,6 @@ template <> struct mr_matrix<__nv_bfloat16> {
                      : "r"(a0), "r"(a1), "r"(a2), "r"(a3), "r"(b0), "r"(b1));
     }
 };
-
-/* Byte offset of chunk c (16 bytes) of row r in a tile of D-element rows of 2 bytes. */
-template <int D> __device__ static inline uint32_t mr_swizzled(uint32_t r, uint32_t c)
-{
-    return r * (D * 2) + ((c ^ (r & 7)) << 4);
-}
 
 template <bool TRANSPOSED>
 __device__ static inline void mr_load_matrices(uint32_t address, uint32_t (&m)[4])
@@ -105,6 +100,16 @@ __device__ static inline float mr_exp2(float x)
     float y;
     asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
     return y;
+}
+
+/* What passes by once need not stay in the first cache. */
+__device__ static inline uint4 mr_load_once(const uint4 *p)
+{
+    uint4 v;
+    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
+                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
+                 : "l"(p));
+    return v;
 }
 
 #endif

@@ -23,16 +23,6 @@
 #define LOADS   4  /* of 16 bytes of weights: a quad's share of a chunk */
 #define TILE    16 /* outputs */
 
-/* Weights pass by once: they need not stay in the first cache. */
-__device__ static inline uint4 mr_load_once(const uint4 *p)
-{
-    uint4 v;
-    asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(v.x), "=r"(v.y), "=r"(v.z), "=r"(v.w)
-                 : "l"(p));
-    return v;
-}
-
 /* Output row of tile m, line `line` of 16; past the end it is the last, whose sum is dropped. */
 __device__ static inline uint32_t mr_output(const mr_cuda_linear &p, uint32_t first, uint32_t m,
                                             uint32_t line)

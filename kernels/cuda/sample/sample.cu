@@ -290,7 +290,7 @@ __device__ static inline void mr_sample_row_of(const mr_sample_args &a, uint32_t
 
 __global__ static void __launch_bounds__(THREADS) mr_sample_kernel(mr_sample_args a)
 {
-    extern __shared__ __align__(128) uint8_t shared[];
+    MR_DYNAMIC_SHARED(uint8_t, 128, shared);
     mr_sample_block *block = reinterpret_cast<mr_sample_block *>(shared);
     mr_let_next_come();
     mr_wait_for_previous();

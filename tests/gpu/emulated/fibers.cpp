@@ -9,6 +9,7 @@
 #include <csetjmp>
 #include <cstdlib>
 #include <cstring>
+#include <numeric>
 #include <ucontext.h>
 #include <vector>
 
@@ -186,8 +187,10 @@ void begin_fiber(fiber &f)
     waiting = 0;
     idle = 0;
     block_votes[0] = block_votes[1] = false;
-    /* Odd steps come to all of a power of two. */
-    stride = (stride * 5 + 2) % threads | 1;
+    /* A step that has no part in common with the number comes to all. */
+    do {
+        stride = (stride * 5 + 2) % threads | 1;
+    } while (std::gcd(stride, threads) != 1);
     change(launcher, stride % threads);
     for (size_t i = 0; i < GUARD; i++) {
         if (shared[shared_size + i] != 0xff) {
@@ -297,24 +300,33 @@ void emulated::wait_copies(size_t groups_left)
     }
 }
 
-int emulated::launch(dim3 grid, uint32_t threads, size_t shared_bytes,
-                     const std::function<void()> &body)
+std::vector<emulated::grid_of> *emulated::keep;
+
+int emulated::launch(const grid_of &of)
 {
     static bool backward; /* every second launch takes its blocks so */
-    if (grid.x == 0 || grid.y != 1 || grid.z != 1 || threads == 0 || threads > MOST_THREADS ||
-        (threads & (threads - 1)) != 0 || threads % LANES != 0 || shared_bytes > MOST_SHARED) {
+    const dim3 grid = of.grid;
+    const uint32_t threads = of.threads;
+    const uint32_t blocks = grid.x * grid.y * grid.z;
+    if (blocks == 0 || threads == 0 || threads > MOST_THREADS || threads % LANES != 0 ||
+        of.shared_bytes > MOST_SHARED) {
         failure = "a launch of a shape that is not emulated";
         return FAILED;
+    }
+    if (keep != nullptr) {
+        keep->push_back(of);
+        return 0;
     }
     const char *before = failure;
     failure = nullptr;
     gridDim = grid;
     blockDim = dim3(threads);
-    shared_size = shared_bytes;
-    thread_body = &body;
+    shared_size = of.shared_bytes;
+    thread_body = &of.body;
     backward = !backward;
-    for (uint32_t i = 0; i < grid.x && failure == nullptr; i++) {
-        blockIdx.x = backward ? grid.x - 1 - i : i;
+    for (uint32_t i = 0; i < blocks && failure == nullptr; i++) {
+        const uint32_t block = backward ? blocks - 1 - i : i;
+        blockIdx = dim3(block % grid.x, block / grid.x % grid.y, block / grid.x / grid.y);
         run_block(threads);
     }
     if (failure != nullptr) {

@@ -20,6 +20,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <functional>
+#include <vector>
 
 struct dim3 {
     uint32_t x, y, z;
@@ -45,7 +46,7 @@ using words = uint32_t[6];
 /* Makes of what all lanes brought what they take away; NULL: every lane sees what all brought. */
 using combine = void (*)(words *lanes);
 
-enum class call { sync, shuffle, ballot, product, load, turn };
+enum class call { sync, shuffle, ballot, largest, product, load, turn };
 
 /* The lanes' words, until the lane's next meeting but one. */
 const words *meet(call kind, const void *mine, size_t bytes, combine f);
@@ -67,8 +68,17 @@ const uint8_t *shared_at(uint32_t address, uint32_t bytes);
 /* Ends the launch; `text` is what error_text says. */
 [[noreturn]] void fail(const char *text);
 
-/* Runs body() as every thread of a grid, to the end: 0, or a code of a CUDA error. */
-int launch(dim3 grid, uint32_t threads, size_t shared_bytes, const std::function<void()> &body);
+/* body() as every thread of a grid. */
+struct grid_of {
+    dim3 grid;
+    uint32_t threads;
+    size_t shared_bytes;
+    std::function<void()> body;
+};
+
+/* Runs it to the end, or keeps it while `keep` is not NULL: 0, or a code of a CUDA error. */
+int launch(const grid_of &of);
+extern std::vector<grid_of> *keep;
 /* Of the last launch that failed. */
 const char *error_text();
 

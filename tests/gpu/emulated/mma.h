@@ -6,6 +6,7 @@
 #define MILLRACE_KERNELS_CUDA_DEVICE_MMA_CUH
 
 #include "kernels/cuda/device/common.cuh"
+#include "kernels/cuda/device/swizzle.cuh"
 
 #include <cfloat>
 
@@ -133,6 +134,11 @@ static inline void mr_copy4(uint32_t to, const void *from)
     emulated::copy(to, from, 4, true);
 }
 
+static inline void mr_store16(uint32_t to, uint4 v)
+{
+    memcpy(shared + (emulated::shared_at(to, 16) - shared), &v, sizeof(v));
+}
+
 static inline void mr_commit()
 {
     emulated::commit_copies();
@@ -141,6 +147,11 @@ static inline void mr_commit()
 template <int N> static inline void mr_wait_copies()
 {
     emulated::wait_copies(N);
+}
+
+static inline uint4 mr_load_once(const uint4 *p)
+{
+    return *p;
 }
 
 /* Without denormal numbers. */

@@ -1,13 +1,54 @@
 /* SPDX-License-Identifier: Apache-2.0 */
-/* The module of an emulated GPU: memory, copies, split attention by the kernel on matrix units, and
- * sampling. MILLRACE_EMULATED_PROCESSORS says how many processors it has. */
+/* The module of an emulated GPU: memory, copies, graphs, the kernels that are sm_80's, and plain
+ * loops in the place of cuBLASLt. MILLRACE_EMULATED_PROCESSORS says how many processors it has. */
 #include "mma.h"
 
-#include "codes.h"
-#include "kernels/cuda/attention/split.cuh"
+#include "kernels/cuda/attention/tiles.cuh"
 
 #include <cstdio>
 #include <cstdlib>
+
+struct mr_cuda_graph {
+    std::vector<emulated::grid_of> launches;
+};
+
+static void multiply(const mr_cuda_linear &p)
+{
+    const void *weight = mr_at<const void>(p.weight);
+    const void *in = mr_at<const void>(p.in);
+    for (size_t row = 0; row < p.rows; row++) {
+        for (size_t n = 0; n < p.n; n++) {
+            float sum = 0.0f;
+            for (size_t i = 0; i < p.k; i++) {
+                sum +=
+                    mr_load_as(weight, p.type, n * p.k + i) * mr_load_as(in, p.type, row * p.k + i);
+            }
+            mr_store_as(mr_at<void>(p.out), p.out_type, row * p.out_stride + n, sum);
+        }
+    }
+}
+
+/* Of codes it takes none, as where cuBLASLt has nothing for a shape. */
+int mr_cuda_gemm_run(mr_cuda_context *, const mr_cuda_linear *p, bool *done)
+{
+    *done = p->coded.codes == 0;
+    if (!*done) {
+        return 0;
+    }
+    const mr_cuda_linear product = *p;
+    return emulated::launch({dim3(), emulated::LANES, 0, [product] {
+                                 if (threadIdx.x == 0) {
+                                     multiply(product);
+                                 }
+                             }});
+}
+
+/* sm_90's. */
+int mr_cuda_attention_warpgroups_run(mr_cuda_context *, const mr_tiles_args *, bool *done)
+{
+    *done = false;
+    return 0;
+}
 
 namespace
 {
@@ -20,10 +61,9 @@ int device_count(int *count)
     return 0;
 }
 
-const char *error_text(int code)
+const char *error_text(int)
 {
-    return code == GPU_NOT_TAKEN ? "the emulated GPU does not take this shape"
-                                 : emulated::error_text();
+    return emulated::error_text();
 }
 
 /* Compute capability 8.0, with the shared memory that it has. */
@@ -97,13 +137,55 @@ int synchronize(mr_cuda_context *)
     return 0;
 }
 
-int attention_split(mr_cuda_context *context, const mr_cuda_attention *p)
+int alloc_host(mr_cuda_context *, uint64_t bytes, void **out)
 {
-    if (!mr_cuda_attention_takes_warp_splits(context, p)) {
-        return GPU_NOT_TAKEN;
+    *out = malloc(bytes);
+    return *out != nullptr ? 0 : 2;
+}
+
+void release_host(mr_cuda_context *, void *ptr)
+{
+    free(ptr);
+}
+
+/* What was asked for is done when the call returns. */
+int event(mr_cuda_context *, uint32_t)
+{
+    return 0;
+}
+
+int capture_begin(mr_cuda_context *)
+{
+    emulated::keep = new std::vector<emulated::grid_of>();
+    return 0;
+}
+
+int capture_end(mr_cuda_context *, mr_cuda_graph **out, uint32_t *launches)
+{
+    *launches = static_cast<uint32_t>(emulated::keep->size());
+    *out = new mr_cuda_graph{std::move(*emulated::keep)};
+    delete emulated::keep;
+    emulated::keep = nullptr;
+    return 0;
+}
+
+int graph_launch(mr_cuda_context *, mr_cuda_graph *graph)
+{
+    int code = 0;
+    for (size_t i = 0; code == 0 && i < graph->launches.size(); i++) {
+        code = emulated::launch(graph->launches[i]);
     }
-    const mr_split_args a = mr_split_args_of(p);
-    return mr_cuda_attention_warp_split_run(context, &a);
+    return code;
+}
+
+void graph_destroy(mr_cuda_context *, mr_cuda_graph *graph)
+{
+    delete graph;
+}
+
+mr_cuda_decode_most decode_most(mr_cuda_context *, const mr_cuda_decode *)
+{
+    return {}; /* sm_90's */
 }
 
 } // namespace
@@ -125,7 +207,30 @@ extern "C" __attribute__((visibility("default"))) const mr_cuda_api *millrace_cu
     api.to_host = to_host;
     api.fill = fill;
     api.synchronize = synchronize;
-    api.attention_split = attention_split;
+    api.alloc_host = alloc_host;
+    api.release_host = release_host;
+    api.record = event;
+    api.await = event;
+    api.capture_begin = capture_begin;
+    api.capture_end = capture_end;
+    api.graph_launch = graph_launch;
+    api.graph_destroy = graph_destroy;
+    api.random = mr_cuda_random_run;
+    api.prepare = mr_cuda_pointwise_prepare;
+    api.embed = mr_cuda_pointwise_embed;
+    api.norm = mr_cuda_pointwise_norm;
+    api.linear = mr_cuda_linear_run;
+    api.rope_table = mr_cuda_rope_make_table;
+    api.head_norm = mr_cuda_rope_head_norm;
+    api.rope_kv = mr_cuda_rope_run;
+    api.attention_split = mr_cuda_attention_split_run;
+    api.attention_tiles = mr_cuda_attention_tiles_run;
+    api.gated = mr_cuda_pointwise_gated;
+    api.quantize = mr_cuda_quantize_rows;
+    api.activate = mr_cuda_pointwise_activate;
+    api.gather = mr_cuda_pointwise_gather;
     api.sample = mr_cuda_sample_run;
+    api.block_move = mr_cuda_pointwise_block_move;
+    api.decode_most = decode_most;
     return &api;
 }

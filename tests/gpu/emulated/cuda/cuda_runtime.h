@@ -16,7 +16,10 @@
 #define __device__
 #define __host__
 #define __global__
-#define __shared__
+/* Of a block; blocks run one after the other. */
+#define __shared__ static
+#define MR_DYNAMIC_SHARED(type, alignment, name)                                                   \
+    type *const name = reinterpret_cast<type *>(::shared)
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n) __attribute__((aligned(n)))
@@ -45,6 +48,16 @@ static inline float2 make_float2(float x, float y)
 }
 
 static inline float4 make_float4(float x, float y, float z, float w)
+{
+    return {x, y, z, w};
+}
+
+static inline uint2 make_uint2(uint32_t x, uint32_t y)
+{
+    return {x, y};
+}
+
+static inline uint4 make_uint4(uint32_t x, uint32_t y, uint32_t z, uint32_t w)
 {
     return {x, y, z, w};
 }
@@ -150,6 +163,17 @@ static inline bool __any_sync(uint32_t mask, bool vote)
     return __ballot_sync(mask, vote) != 0;
 }
 
+static inline uint32_t __reduce_max_sync(uint32_t mask, uint32_t value)
+{
+    emulated_whole_warp(mask);
+    const emulated::words *all =
+        emulated::meet(emulated::call::largest, &value, sizeof(value), nullptr);
+    for (uint32_t i = 0; i < emulated::LANES; i++) {
+        value = max(value, all[i][0]);
+    }
+    return value;
+}
+
 /* ---- arithmetic ---- */
 
 static inline int __popc(uint32_t x)
@@ -222,6 +246,7 @@ static inline size_t __cvta_generic_to_shared(const void *at)
 /* ---- the runtime ---- */
 
 using cudaError_t = int;
+enum { cudaSuccess = 0, cudaErrorInvalidValue = 1 };
 using cudaStream_t = void *;
 using cudaEvent_t = void *;
 
@@ -261,8 +286,8 @@ template <typename... P>
 static inline cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t *config, void (*kernel)(P...),
                                              P... arguments)
 {
-    return emulated::launch(config->gridDim, config->blockDim.x, config->dynamicSmemBytes,
-                            [&] { kernel(arguments...); });
+    return emulated::launch({config->gridDim, config->blockDim.x, config->dynamicSmemBytes,
+                             [=] { kernel(arguments...); }});
 }
 
 #endif
