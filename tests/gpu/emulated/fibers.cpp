@@ -54,7 +54,7 @@ const std::function<void()> *thread_body;
 const char *failure = "no error";
 size_t shared_size;
 uint32_t current;
-uint32_t stride;  /* who is next */
+uint32_t stride;  /* who is next; odd, so that steps come to all of a power of two */
 uint32_t running; /* threads that have not ended */
 uint32_t waiting; /* of them, at __syncthreads */
 uint32_t block_turn;
@@ -85,15 +85,27 @@ uint32_t idle;       /* changes of fibers since a meeting came about or a thread
     }
 }
 
-/* Lets the others go on. */
-void yield()
+/* The next lane of the warp, or after the last one, if not `within` it, of the next warp. */
+uint32_t after(uint32_t thread, bool within)
+{
+    const uint32_t lane = (thread + stride) % emulated::LANES;
+    uint32_t warp = thread / emulated::LANES;
+    if (lane == 0 && !within) {
+        warp = (warp + stride) % (blockDim.x / emulated::LANES);
+    }
+    return warp * emulated::LANES + lane;
+}
+
+/* Lets the others go on, or those of the warp only: no other can help who waits for these, so a
+ * warp goes as far ahead of others as it may. */
+void yield(bool within_warp)
 {
     if (++idle > 4 * blockDim.x) {
         emulated::fail("threads wait for others that never come");
     }
     uint32_t next = current;
     do {
-        next = (next + stride) % blockDim.x;
+        next = after(next, within_warp);
     } while (fibers[next].done && next != current);
     if (next != current) {
         change(fibers[current].state, next);
@@ -124,7 +136,7 @@ void end_thread(fiber &of)
     if (waiting == running) {
         end_meeting_of_block();
     }
-    yield();
+    yield(false);
 }
 
 /* A fiber is the thread of its number in one block after the other. */
@@ -186,7 +198,6 @@ void begin_fiber(fiber &f)
     waiting = 0;
     idle = 0;
     block_votes[0] = block_votes[1] = false;
-    /* Odd steps come to all of a power of two. */
     stride = (stride * 5 + 2) % threads | 1;
     change(launcher, stride % threads);
     for (size_t i = 0; i < GUARD; i++) {
@@ -228,7 +239,7 @@ const emulated::words *emulated::meet(call kind, const void *mine, size_t bytes,
         idle = 0;
     }
     while (w.turn == turn) {
-        yield();
+        yield(true);
     }
     return lanes;
 }
@@ -248,7 +259,7 @@ void emulated::meet_block()
         end_meeting_of_block();
     }
     while (block_turn == turn) {
-        yield();
+        yield(false);
     }
 }
 
