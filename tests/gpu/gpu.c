@@ -109,3 +109,9 @@ void *gpu_array(size_t count, size_t size)
     assert_non_null(made);
     return made;
 }
+
+uint32_t gpu_number_of(const char *variable, uint32_t otherwise)
+{
+    const char *text = getenv(variable);
+    return text != NULL ? (uint32_t)strtoul(text, NULL, 10) : otherwise;
+}

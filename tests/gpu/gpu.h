@@ -35,5 +35,7 @@ void gpu_get(gpu_bench *b, void *to, mr_cuda_ptr from, uint64_t bytes);
 
 /* Host memory, zero; the caller frees it. */
 void *gpu_array(size_t count, size_t size);
+/* Of an environment variable. */
+uint32_t gpu_number_of(const char *variable, uint32_t otherwise);
 
 #endif

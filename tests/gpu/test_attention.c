@@ -393,17 +393,11 @@ static void test_what_is_behind_a_sink_counts(void **state)
     close_bench(&b);
 }
 
-static uint32_t number_of(const char *variable, uint32_t otherwise)
-{
-    const char *text = getenv(variable);
-    return text != NULL ? (uint32_t)strtoul(text, NULL, 10) : otherwise;
-}
-
 int main(int argc, char **argv)
 {
     cmocka_set_test_filter(argc > 1 ? argv[1] : NULL);
-    part.every = number_of("MILLRACE_TEST_EVERY", 1);
-    part.from = part.next = number_of("MILLRACE_TEST_FROM", 0);
+    part.every = gpu_number_of("MILLRACE_TEST_EVERY", 1);
+    part.from = part.next = gpu_number_of("MILLRACE_TEST_FROM", 0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_groups_of_query_heads),
         cmocka_unit_test(test_block_sizes),

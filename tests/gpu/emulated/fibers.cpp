@@ -86,15 +86,27 @@ uint32_t idle;       /* changes of fibers since a meeting came about or a thread
     }
 }
 
-/* Lets the others go on. */
-void yield()
+/* The next lane of the warp, or after the last one, if not `within` it, of the next warp. */
+uint32_t after(uint32_t thread, bool within)
+{
+    const uint32_t lane = (thread + stride) % emulated::LANES;
+    uint32_t warp = thread / emulated::LANES;
+    if (lane == 0 && !within) {
+        warp = (warp + stride) % (blockDim.x / emulated::LANES);
+    }
+    return warp * emulated::LANES + lane;
+}
+
+/* Lets the others go on, or those of the warp only: no other can help who waits for these, so a
+ * warp goes as far ahead of others as it may. */
+void yield(bool within_warp)
 {
     if (++idle > 4 * blockDim.x) {
         emulated::fail("threads wait for others that never come");
     }
     uint32_t next = current;
     do {
-        next = (next + stride) % blockDim.x;
+        next = after(next, within_warp);
     } while (fibers[next].done && next != current);
     if (next != current) {
         change(fibers[current].state, next);
@@ -125,7 +137,7 @@ void end_thread(fiber &of)
     if (waiting == running) {
         end_meeting_of_block();
     }
-    yield();
+    yield(false);
 }
 
 /* A fiber is the thread of its number in one block after the other. */
@@ -187,7 +199,7 @@ void begin_fiber(fiber &f)
     waiting = 0;
     idle = 0;
     block_votes[0] = block_votes[1] = false;
-    /* A step that has no part in common with the number comes to all. */
+    /* A step that has no part in common with a number comes to all of so many. */
     do {
         stride = (stride * 5 + 2) % threads | 1;
     } while (std::gcd(stride, threads) != 1);
@@ -231,7 +243,7 @@ const emulated::words *emulated::meet(call kind, const void *mine, size_t bytes,
         idle = 0;
     }
     while (w.turn == turn) {
-        yield();
+        yield(true);
     }
     return lanes;
 }
@@ -251,7 +263,7 @@ void emulated::meet_block()
         end_meeting_of_block();
     }
     while (block_turn == turn) {
-        yield();
+        yield(false);
     }
 }
 
