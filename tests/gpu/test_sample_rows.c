@@ -116,6 +116,46 @@ static void test_greedy_takes_the_lowest_of_the_largest(void **state)
     gpu_bench_close(&b);
 }
 
+/* Nothing is possible: all logits are -inf, or, of few tokens, a bias bans each. */
+static void ban_all(sample_asked *asked, float *logits, uint32_t vocab, bool by_bias)
+{
+    for (uint32_t v = 0; v < vocab; v++) {
+        logits[v] = by_bias ? 1.0f : -INFINITY;
+    }
+    asked->params.bias_count = by_bias ? vocab : 0;
+    for (uint32_t v = 0; v < asked->params.bias_count; v++) {
+        asked->tokens[v] = v;
+        asked->values[v] = -INFINITY;
+    }
+}
+
+/* Row i: sound, with a NaN, with an infinity, with nothing possible, in turn. */
+static void make_corrupt_row(uint64_t *state, uint32_t i, sample_call *c)
+{
+    const uint32_t places[] = {0, c->vocab - 1, c->vocab / 2};
+    const uint32_t place = places[i / 4 % 3];
+    float *logits = c->logits + (size_t)i * c->vocab;
+    sample_make_logits(state, &sample_kinds[0], logits, c->vocab);
+    mr_row_params *p = &c->asked[i].params;
+    *p = tiny_greedy();
+    p->temperature = i / 4 % 2 == 0 ? 0.0f : 0.9f;
+    p->top_p = 0.9f;
+    p->want_logprob = i % 5 == 0;
+    switch (i % 4) {
+    case 1:
+        logits[place] = NAN;
+        break;
+    case 2:
+        logits[place] = INFINITY;
+        break;
+    case 3:
+        ban_all(&c->asked[i], logits, c->vocab, c->vocab <= SAMPLE_BIAS && i > 12);
+        break;
+    default:
+        break;
+    }
+}
+
 /* A number that is none, or infinite, wherever it is; and rows with no possible token, of the
  * model's or because a bias bans all. Those beside them are as ever. */
 static void test_corrupt_rows_are_told(void **state)
@@ -128,31 +168,10 @@ static void test_corrupt_rows_are_told(void **state)
     gpu_bench_open(&b, MR_DTYPE_F32, (uint64_t)64 << 20);
     c.count = SAMPLE_ROWS;
     for (size_t n = 0; n < sizeof(vocabs) / sizeof(vocabs[0]); n++) {
-        const uint32_t vocab = c.vocab = vocabs[n];
-        const uint32_t places[] = {0, vocab - 1, vocab / 2};
-        c.logits = gpu_array((size_t)SAMPLE_ROWS * vocab, sizeof(float));
+        c.vocab = vocabs[n];
+        c.logits = gpu_array((size_t)SAMPLE_ROWS * c.vocab, sizeof(float));
         for (uint32_t i = 0; i < SAMPLE_ROWS; i++) {
-            float *logits = c.logits + (size_t)i * vocab;
-            sample_make_logits(&b.state, &sample_kinds[0], logits, vocab);
-            mr_row_params *p = &c.asked[i].params;
-            *p = tiny_greedy();
-            p->temperature = i / 4 % 2 == 0 ? 0.0f : 0.9f;
-            p->top_p = 0.9f;
-            p->want_logprob = i % 5 == 0;
-            if (i % 4 == 1) {
-                logits[places[i / 4 % 3]] = NAN;
-            } else if (i % 4 == 2) {
-                logits[places[i / 4 % 3]] = INFINITY;
-            } else if (i % 4 == 3) {
-                for (uint32_t v = 0; v < vocab; v++) {
-                    logits[v] = vocab == 5 && i > 12 ? 1.0f : -INFINITY;
-                }
-                p->bias_count = vocab == 5 && i > 12 ? vocab : 0;
-                for (uint32_t v = 0; v < p->bias_count; v++) {
-                    c.asked[i].tokens[v] = v;
-                    c.asked[i].values[v] = -INFINITY;
-                }
-            }
+            make_corrupt_row(&b.state, i, &c);
         }
         sample_run(&b, &c, &out);
         for (uint32_t i = 0; i < SAMPLE_ROWS; i++) {
