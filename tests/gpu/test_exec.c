@@ -36,6 +36,7 @@ static void shorten(uint32_t to)
         ways[0].prefill = to;
         ways[0].chunk = to;
         ways[2].prefill = to - 21;
+        ways[2].neighbours = 1;
         n_ways = FEW_WAYS;
         length = to;
     }
