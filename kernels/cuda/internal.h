@@ -359,7 +359,9 @@ typedef struct mr_cuda_step {
  * a bucket. INVALID_ARGUMENT for more than the staging area has room for. */
 MR_MUST_USE mr_status mr_cuda_stage_count(const mr_cuda_exec *exec, const mr_batch *batch,
                                           mr_cuda_step *out, mr_error *err);
-/* Writes its arrays into exec->host_stage. */
+/* A row as sampling on the GPU has it. */
+mr_cuda_row mr_cuda_stage_row(const mr_row_params *p, uint32_t slot);
+/* Writes a step's arrays into exec->host_stage. */
 void mr_cuda_stage_put(const mr_cuda_exec *exec, const mr_cuda_step *step);
 
 /* fuse.c. Looks for layers that one launch can run, when all else of the executor is there. */

@@ -177,6 +177,18 @@ static void put_tokens(const mr_cuda_exec *exec, const mr_cuda_step *step)
     memset(slot + b->n_tokens, 0, (size_t)(room - b->n_tokens) * 4);
 }
 
+mr_cuda_row mr_cuda_stage_row(const mr_row_params *p, uint32_t slot)
+{
+    return (mr_cuda_row){
+        .params = *p,
+        .slot = slot,
+        .min_p_cut = p->min_p > 0.0f ? mr_sample_min_p_bound(p->min_p) : 0.0f,
+        .penalties =
+            p->history_len > 0 && (p->repetition_penalty != 1.0f || p->presence_penalty != 0.0f ||
+                                   p->frequency_penalty != 0.0f),
+    };
+}
+
 static void put_rows(const mr_cuda_exec *exec, const mr_cuda_step *step)
 {
     const mr_batch *b = step->batch;
@@ -186,15 +198,7 @@ static void put_rows(const mr_cuda_exec *exec, const mr_cuda_step *step)
         put(exec, step->stage.logit_rows, b->logit_rows, b->n_rows, step->counts.rows);
     }
     for (uint32_t r = 0; r < b->n_rows; r++) {
-        const mr_row_params *p = &b->row_params[r];
-        rows[r] = (mr_cuda_row){
-            .params = *p,
-            .slot = slot[b->logit_rows[r]],
-            .min_p_cut = p->min_p > 0.0f ? mr_sample_min_p_bound(p->min_p) : 0.0f,
-            .penalties =
-                p->history_len > 0 && (p->repetition_penalty != 1.0f ||
-                                       p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f),
-        };
+        rows[r] = mr_cuda_stage_row(&b->row_params[r], slot[b->logit_rows[r]]);
     }
     const uint32_t bias = bias_of(b);
     if (bias > 0) {

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: Apache-2.0 */
 #include "sample_call.h"
 
+#include "kernels/cuda/internal.h"
 #include "tiny_plan.h"
 
 #include <math.h>
@@ -54,17 +55,9 @@ static void put_rows(const sample_call *c, staged *out)
     *out = (staged){0};
     for (uint32_t i = 0; i < c->count; i++) {
         const sample_asked *asked = &c->asked[i];
-        const mr_row_params *p = &asked->params;
         memcpy(out->tokens + (size_t)i * SAMPLE_BIAS, asked->tokens, sizeof(asked->tokens));
         memcpy(out->values + (size_t)i * SAMPLE_BIAS, asked->values, sizeof(asked->values));
-        out->rows[i] = (mr_cuda_row){
-            .params = *p,
-            .slot = i,
-            .min_p_cut = p->min_p > 0.0f ? mr_sample_min_p_bound(p->min_p) : 0.0f,
-            .penalties =
-                p->history_len > 0 && (p->repetition_penalty != 1.0f ||
-                                       p->presence_penalty != 0.0f || p->frequency_penalty != 0.0f),
-        };
+        out->rows[i] = mr_cuda_stage_row(&asked->params, i);
         out->rows[i].params.bias_offset = i * SAMPLE_BIAS;
     }
 }

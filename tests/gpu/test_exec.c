@@ -107,6 +107,18 @@ static void test_head_widths(void **state)
     }
 }
 
+/* For two sequences of up to `context` tokens. */
+static mr_exec_options long_options(mr_dtype kv, uint32_t context)
+{
+    mr_exec_options options = gpu_wide_options(kv);
+    options.max_tokens = 2048;
+    options.max_rows = 2048;
+    options.max_seqs = 2;
+    options.max_context = context;
+    options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+    return options;
+}
+
 /* Prompts of many tiles, in chunks that begin inside of one, for the head widths that have a kernel
  * of their own. */
 static void test_long_prompts(void **state)
@@ -124,12 +136,7 @@ static void test_long_prompts(void **state)
         dims.head_width = i % 2 == 0 ? 128 : 64;
         dims.window = windows[i / 2];
         dims.dtype = MR_DTYPE_BF16;
-        mr_exec_options options = gpu_wide_options(MR_DTYPE_BF16);
-        options.max_tokens = 2048;
-        options.max_rows = 2048;
-        options.max_seqs = 2;
-        options.max_context = 1200;
-        options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+        const mr_exec_options options = long_options(MR_DTYPE_BF16, 1200);
         mr_exec_options on_cpu = options;
         on_cpu.kv_dtype = MR_DTYPE_F32;
         tiny_plan tiny;
@@ -318,12 +325,7 @@ static void test_decoding_at_long_contexts(void **state)
     (void)state;
     enum { LONG = 8700, DECODED = 12 };
     const tiny_dims dims = layers_dims(&layers_cases[5], MR_DTYPE_BF16);
-    mr_exec_options options = gpu_wide_options(MR_DTYPE_F32);
-    options.max_tokens = 2048;
-    options.max_rows = 2048;
-    options.max_seqs = 2;
-    options.max_context = 8704;
-    options.n_blocks = 1 + options.max_seqs * (options.max_context / options.block_size);
+    mr_exec_options options = long_options(MR_DTYPE_F32, 8704);
     tiny_plan tiny;
     tiny_plan_create(&dims, &tiny);
     mr_backend *reference = gpu_backend(MR_DTYPE_F32);

@@ -19,6 +19,32 @@ static const sample_kind *kind_of(uint32_t row)
     return &sample_kinds[row % sample_n_kinds];
 }
 
+/* Fills in logits and what is asked of c->count rows; looks at what came of it. */
+typedef void (*make_fn)(uint64_t *state, sample_call *c);
+typedef void (*check_fn)(const sample_call *c, const sample_results *got);
+
+/* `times` calls of `count` rows, of each vocabulary. */
+static void look_at(const uint32_t *vocabs, size_t n, uint32_t times, uint32_t count, make_fn make,
+                    check_fn check)
+{
+    static sample_call c;
+    static sample_results out;
+    gpu_bench b;
+    gpu_bench_open(&b, MR_DTYPE_F32, (uint64_t)64 << 20);
+    c.count = count;
+    for (size_t i = 0; i < n; i++) {
+        c.vocab = vocabs[i];
+        c.logits = gpu_array((size_t)count * c.vocab, sizeof(float));
+        for (uint32_t j = 0; j < times; j++) {
+            make(&b.state, &c);
+            sample_run(&b, &c, &out);
+            check(&c, &out);
+        }
+        free(c.logits);
+    }
+    gpu_bench_close(&b);
+}
+
 static void make_rows(uint64_t *state, sample_call *c)
 {
     for (uint32_t i = 0; i < ROWS; i++) {
@@ -61,22 +87,33 @@ static void test_rows_of_every_shape_D2(void **state)
 {
     (void)state;
     static const uint32_t vocabs[] = {1, 2, 97, 1024, 16384, 20484, 50001};
-    static sample_call c;
-    static sample_results out;
-    gpu_bench b;
-    gpu_bench_open(&b, MR_DTYPE_F32, (uint64_t)64 << 20);
-    c.count = ROWS;
-    for (size_t i = 0; i < sizeof(vocabs) / sizeof(vocabs[0]); i++) {
-        c.vocab = vocabs[i];
-        c.logits = gpu_array((size_t)ROWS * c.vocab, sizeof(float));
-        for (uint32_t times = 0; times < 2; times++) {
-            make_rows(&b.state, &c);
-            sample_run(&b, &c, &out);
-            check_rows(&c, &out);
+    look_at(vocabs, sizeof(vocabs) / sizeof(vocabs[0]), 2, ROWS, make_rows, check_rows);
+}
+
+static uint32_t lowest[SAMPLE_ROWS]; /* of the largest, of each row */
+
+static void make_ties(uint64_t *state, sample_call *c)
+{
+    /* The first and the last ones, those behind a round of a block, and any. */
+    const uint32_t places[] = {0, c->vocab - 1, 4096 % c->vocab, 1023 % c->vocab};
+    for (uint32_t i = 0; i < c->count; i++) {
+        float *logits = c->logits + (size_t)i * c->vocab;
+        lowest[i] = i / 2 < 4 ? places[i / 2] : (uint32_t)(tiny_random(state) % c->vocab);
+        for (uint32_t v = 0; v < c->vocab; v++) {
+            const bool largest = v == lowest[i] || (v > lowest[i] && tiny_random(state) % 3);
+            logits[v] = largest ? -3.5f : i % 2 == 0 ? -INFINITY : -3.5000002f;
         }
-        free(c.logits);
+        c->asked[i].params = tiny_greedy();
+        c->asked[i].params.want_logprob = i % 3 == 0;
     }
-    gpu_bench_close(&b);
+}
+
+static void check_ties(const sample_call *c, const sample_results *got)
+{
+    for (uint32_t i = 0; i < c->count; i++) {
+        assert_int_equal(got->corrupt[i], 0);
+        assert_int_equal(got->tokens[i], lowest[i]);
+    }
 }
 
 /* Of a row whose largest logit several tokens have, wherever they are, the lowest; and of one with
@@ -85,35 +122,7 @@ static void test_greedy_takes_the_lowest_of_the_largest(void **state)
 {
     (void)state;
     static const uint32_t vocabs[] = {3, 31, 1027, 4100, 40001};
-    static sample_call c;
-    static sample_results out;
-    gpu_bench b;
-    gpu_bench_open(&b, MR_DTYPE_F32, (uint64_t)64 << 20);
-    c.count = SAMPLE_ROWS;
-    for (size_t n = 0; n < sizeof(vocabs) / sizeof(vocabs[0]); n++) {
-        const uint32_t vocab = c.vocab = vocabs[n];
-        uint32_t want[SAMPLE_ROWS];
-        c.logits = gpu_array((size_t)SAMPLE_ROWS * vocab, sizeof(float));
-        for (uint32_t i = 0; i < SAMPLE_ROWS; i++) {
-            float *logits = c.logits + (size_t)i * vocab;
-            /* The first and the last ones, those behind a round of a block, and any. */
-            const uint32_t places[] = {0, vocab - 1, 4096 % vocab, 1023 % vocab};
-            want[i] = i / 2 < 4 ? places[i / 2] : (uint32_t)(tiny_random(&b.state) % vocab);
-            for (uint32_t v = 0; v < vocab; v++) {
-                const bool largest = v == want[i] || (v > want[i] && tiny_random(&b.state) % 3);
-                logits[v] = largest ? -3.5f : i % 2 == 0 ? -INFINITY : -3.5000002f;
-            }
-            c.asked[i].params = tiny_greedy();
-            c.asked[i].params.want_logprob = i % 3 == 0;
-        }
-        sample_run(&b, &c, &out);
-        for (uint32_t i = 0; i < SAMPLE_ROWS; i++) {
-            assert_int_equal(out.corrupt[i], 0);
-            assert_int_equal(out.tokens[i], want[i]);
-        }
-        free(c.logits);
-    }
-    gpu_bench_close(&b);
+    look_at(vocabs, sizeof(vocabs) / sizeof(vocabs[0]), 1, SAMPLE_ROWS, make_ties, check_ties);
 }
 
 /* Nothing is possible: all logits are -inf, or, of few tokens, a bias bans each. */
@@ -156,30 +165,28 @@ static void make_corrupt_row(uint64_t *state, uint32_t i, sample_call *c)
     }
 }
 
+static void make_corrupt(uint64_t *state, sample_call *c)
+{
+    for (uint32_t i = 0; i < c->count; i++) {
+        make_corrupt_row(state, i, c);
+    }
+}
+
+static void check_corrupt(const sample_call *c, const sample_results *got)
+{
+    for (uint32_t i = 0; i < c->count; i++) {
+        assert_int_equal(got->corrupt[i], i % 4 != 0);
+    }
+}
+
 /* A number that is none, or infinite, wherever it is; and rows with no possible token, of the
  * model's or because a bias bans all. Those beside them are as ever. */
 static void test_corrupt_rows_are_told(void **state)
 {
     (void)state;
     static const uint32_t vocabs[] = {5, 1024, 4097};
-    static sample_call c;
-    static sample_results out;
-    gpu_bench b;
-    gpu_bench_open(&b, MR_DTYPE_F32, (uint64_t)64 << 20);
-    c.count = SAMPLE_ROWS;
-    for (size_t n = 0; n < sizeof(vocabs) / sizeof(vocabs[0]); n++) {
-        c.vocab = vocabs[n];
-        c.logits = gpu_array((size_t)SAMPLE_ROWS * c.vocab, sizeof(float));
-        for (uint32_t i = 0; i < SAMPLE_ROWS; i++) {
-            make_corrupt_row(&b.state, i, &c);
-        }
-        sample_run(&b, &c, &out);
-        for (uint32_t i = 0; i < SAMPLE_ROWS; i++) {
-            assert_int_equal(out.corrupt[i], i % 4 != 0);
-        }
-        free(c.logits);
-    }
-    gpu_bench_close(&b);
+    look_at(vocabs, sizeof(vocabs) / sizeof(vocabs[0]), 1, SAMPLE_ROWS, make_corrupt,
+            check_corrupt);
 }
 
 int main(int argc, char **argv)

@@ -84,6 +84,27 @@ int mr_cuda_decode_make_maps(mr_cuda_context *context, const mr_cuda_decode *p,
 int mr_cuda_decode_run(mr_cuda_context *context, const mr_cuda_decode *p);
 int mr_cuda_sample_run(mr_cuda_context *context, const mr_cuda_sample *p);
 
+/* Those that every GPU has, into the table. */
+static inline void mr_cuda_put_kernels(mr_cuda_api &api)
+{
+    api.random = mr_cuda_random_run;
+    api.prepare = mr_cuda_pointwise_prepare;
+    api.embed = mr_cuda_pointwise_embed;
+    api.norm = mr_cuda_pointwise_norm;
+    api.linear = mr_cuda_linear_run;
+    api.rope_table = mr_cuda_rope_make_table;
+    api.head_norm = mr_cuda_rope_head_norm;
+    api.rope_kv = mr_cuda_rope_run;
+    api.attention_split = mr_cuda_attention_split_run;
+    api.attention_tiles = mr_cuda_attention_tiles_run;
+    api.gated = mr_cuda_pointwise_gated;
+    api.quantize = mr_cuda_quantize_rows;
+    api.activate = mr_cuda_pointwise_activate;
+    api.gather = mr_cuda_pointwise_gather;
+    api.sample = mr_cuda_sample_run;
+    api.block_move = mr_cuda_pointwise_block_move;
+}
+
 template <typename T> __host__ __device__ static inline T *mr_at(mr_cuda_ptr ptr)
 {
     return reinterpret_cast<T *>(static_cast<uintptr_t>(ptr));

@@ -89,6 +89,23 @@ __device__ static inline void mr_put_four(float *row, uint32_t n, uint32_t q, fl
     }
 }
 
+/* f(value) of the thread's values that are kept. */
+template <typename F>
+__device__ static inline void mr_for_kept(mr_sample_view view, mr_cut last, F f)
+{
+#pragma unroll 2
+    for (uint32_t q = threadIdx.x; q < mr_fours(view); q += MR_SAMPLE_THREADS) {
+        const float4 x = mr_four(view, q);
+        const float values[4] = {x.x, x.y, x.z, x.w};
+#pragma unroll
+        for (uint32_t i = 0; i < 4; i++) {
+            if (mr_kept(values[i], 4 * q + i, last)) {
+                f(values[i]);
+            }
+        }
+    }
+}
+
 /* ---- the largest ---- */
 
 /* The first of the threads' cuts, given to all of them. */
@@ -231,17 +248,7 @@ __device__ static inline bool mr_search_pass(mr_search &s, mr_sample_view view, 
             mr_search_value<MASS>(s, block->kept[i][threadIdx.x], block);
         }
     } else {
-#pragma unroll 2
-        for (uint32_t q = threadIdx.x; q < mr_fours(view); q += MR_SAMPLE_THREADS) {
-            const float4 x = mr_four(view, q);
-            const float values[4] = {x.x, x.y, x.z, x.w};
-#pragma unroll
-            for (uint32_t i = 0; i < 4; i++) {
-                if (mr_kept(values[i], 4 * q + i, last)) {
-                    mr_search_value<MASS>(s, values[i], block);
-                }
-            }
-        }
+        mr_for_kept(view, last, [&](float value) { mr_search_value<MASS>(s, value, block); });
     }
     mr_search_add_up(s, block);
     return listed || !__syncthreads_or(s.mine > MR_SEARCH_KEPT);

@@ -143,17 +143,7 @@ __device__ static inline void mr_report(mr_sample_view view, mr_cut last, float 
                                         mr_sample_block *block)
 {
     double sum = 0.0;
-#pragma unroll 2
-    for (uint32_t q = threadIdx.x; q < mr_fours(view); q += THREADS) {
-        const float4 four = mr_four(view, q);
-        const float values[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-        for (uint32_t i = 0; i < 4; i++) {
-            if (mr_kept(values[i], 4 * q + i, last)) {
-                sum += static_cast<double>(expf(values[i] - max));
-            }
-        }
-    }
+    mr_for_kept(view, last, [&](float value) { sum += static_cast<double>(expf(value - max)); });
     const double log_sum = static_cast<double>(max) + log(mr_block_sum(sum, block->sums[0]));
     if (threadIdx.x == 0) {
         const float value = view.values[out.token];

@@ -215,22 +215,7 @@ extern "C" __attribute__((visibility("default"))) const mr_cuda_api *millrace_cu
     api.capture_end = capture_end;
     api.graph_launch = graph_launch;
     api.graph_destroy = graph_destroy;
-    api.random = mr_cuda_random_run;
-    api.prepare = mr_cuda_pointwise_prepare;
-    api.embed = mr_cuda_pointwise_embed;
-    api.norm = mr_cuda_pointwise_norm;
-    api.linear = mr_cuda_linear_run;
-    api.rope_table = mr_cuda_rope_make_table;
-    api.head_norm = mr_cuda_rope_head_norm;
-    api.rope_kv = mr_cuda_rope_run;
-    api.attention_split = mr_cuda_attention_split_run;
-    api.attention_tiles = mr_cuda_attention_tiles_run;
-    api.gated = mr_cuda_pointwise_gated;
-    api.quantize = mr_cuda_quantize_rows;
-    api.activate = mr_cuda_pointwise_activate;
-    api.gather = mr_cuda_pointwise_gather;
-    api.sample = mr_cuda_sample_run;
-    api.block_move = mr_cuda_pointwise_block_move;
+    mr_cuda_put_kernels(api);
     api.decode_most = decode_most;
     return &api;
 }
